@@ -1,0 +1,1 @@
+"""The engine: token ids in, events out."""

@@ -1,0 +1,1 @@
+"""Compute kernels with a torch reference beside each."""
