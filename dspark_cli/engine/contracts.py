@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
-import torch
-from torch import Tensor
+if TYPE_CHECKING:  # schedulers and settings read these values without paying for torch
+    from torch import Tensor
 
 
 @dataclass(frozen=True)
@@ -74,9 +74,9 @@ class Draft:
 
 @dataclass(frozen=True)
 class Intent:
-    """The decision before drafting: whether to draft at all, and with which words to explain it."""
+    """The decision before drafting: how many slots to draft (0: none), and the reason where it is none."""
 
-    draft: bool
+    slots: int
     reason: str = ""
 
 
@@ -134,14 +134,12 @@ class Verdict:
     """``accepted`` drafted tokens stand; then ``next_token`` follows (None where a stop id ended the block).
 
     ``outcome`` is ``bonus`` if all verified were accepted, ``corrected`` if one was rejected, ``stop`` if a stop
-    id among the accepted ended the block (it counts as accepted). ``p_drafted[k]`` is the target's probability
-    of verified token k, None for those that were not judged; the whole is None unless asked for.
+    id among the accepted ended the block (it counts as accepted).
     """
 
     accepted: int
     next_token: int | None
     outcome: str
-    p_drafted: tuple[float | None, ...] | None = None
 
 
 class Cache(Protocol):
@@ -246,8 +244,3 @@ class TextSink(Protocol):
 
     def finish(self) -> str:
         """The rest, once the reply is over."""
-
-
-def as_ids(tokens: Seq[int], device: torch.device | str = "cpu") -> Tensor:
-    """``tokens`` as an int64 tensor [n] on ``device``."""
-    return torch.tensor(tokens, dtype=torch.int64, device=device)
