@@ -1,0 +1,262 @@
+"""From logits to the law of the next token, and the seeded draws from it.
+
+One :class:`TokenLaw` a reply serves the target's rows and the draft alike, so that the draft distribution q passes
+through the very penalties and filters that the target distribution p passes through.
+
+The order is that of transformers' ``generate``: repetition penalty (prompt and reply), then presence and frequency
+(reply only), temperature, top-k, top-p, min-p.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence as Seq
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dspark_cli.engine.contracts import RandomStream, Sampling
+from dspark_cli.errors import DsparkError, UsageError
+
+# Top-p first looks at this many of the largest logits; a row whose mass they do not reach is sorted whole.
+TOP_P_CANDIDATES = 512
+
+
+def check_sampling(sampling: Sampling) -> None:
+    """Refuse values that describe no distribution.
+
+    Raises:
+        UsageError: naming the setting, its value and what is allowed.
+    """
+    wants = {
+        "temperature": (sampling.temperature == 0 or 1e-20 <= sampling.temperature < math.inf, "0 (greedy) or above"),
+        "top-k": (sampling.top_k >= 0, "0 (off) or a number of tokens"),
+        "top-p": (0 <= sampling.top_p <= 1, "between 0 and 1 (off)"),
+        "min-p": (0 <= sampling.min_p <= 1, "between 0 (off) and 1"),
+        "repetition-penalty": (0 < sampling.repetition_penalty < math.inf, "above 0 (1 is off)"),
+        "presence-penalty": (math.isfinite(sampling.presence_penalty), "a finite number (0 is off)"),
+        "frequency-penalty": (math.isfinite(sampling.frequency_penalty), "a finite number (0 is off)"),
+    }
+    for name, (fine, allowed) in wants.items():
+        if not fine:
+            value = getattr(sampling, name.replace("-", "_"))
+            raise UsageError(f"{name} {value} is not possible", f"give {allowed}")
+
+
+class TokenLaw:
+    """The law of one reply's next token, given the prompt and what has been committed.
+
+    Every method that takes ``rows`` [n, V] treats row i as what follows prompt, reply and ``drafted[: first + i]``.
+    Rows of float64 stay float64, all others become float32; ``rows`` itself is never changed.
+    """
+
+    def __init__(self, sampling: Sampling, prompt_ids: Seq[int], vocab_size: int) -> None:
+        check_sampling(sampling)
+        self.sampling = sampling
+        self._vocab_size = vocab_size
+        self._counted = sampling.presence_penalty != 0 or sampling.frequency_penalty != 0
+        self._repetition = sampling.repetition_penalty != 1
+        # The ids that a penalty touches, and how often each stands in the reply (0: in the prompt only).
+        self._slots: dict[int, int] = {}
+        self._ids = _as_ids([])
+        self._counts = torch.empty(0, dtype=torch.float64)
+        if self._repetition:
+            self._touch(prompt_ids)
+
+    def commit(self, ids: Seq[int]) -> None:
+        """Count ``ids`` as tokens of the reply from now on."""
+        if not (self._counted or self._repetition):
+            return
+        self._touch(ids)
+        slots = [self._slots[id_] for id_ in ids if id_ in self._slots]
+        self._counts = self._counts.index_add(0, _as_ids(slots), torch.ones(len(slots), dtype=torch.float64))
+
+    def _touch(self, ids: Seq[int]) -> None:
+        """Give a slot to each id that has none; ids beyond the head's vocabulary can never be drawn."""
+        new = [id_ for id_ in dict.fromkeys(ids) if 0 <= id_ < self._vocab_size and id_ not in self._slots]
+        for id_ in new:
+            self._slots[id_] = len(self._slots)
+        self._ids = torch.cat([self._ids, _as_ids(new)])
+        self._counts = torch.cat([self._counts, torch.zeros(len(new), dtype=torch.float64)])
+
+    def _counts_of(self, ids: Tensor) -> Tensor:
+        slots = [self._slots.get(id_, -1) for id_ in ids.tolist()]
+        return torch.cat([self._counts, torch.zeros(1, dtype=torch.float64)])[_as_ids(slots)]
+
+    def logits(self, rows: Tensor, drafted: Seq[int], first: int = 0) -> Tensor:
+        """``rows`` [n, V] after the penalties (the same tensor where there are none)."""
+        rows = rows if rows.dtype == torch.float64 else rows.float()
+        last = first + rows.shape[0] - 1
+        if last > len(drafted):
+            raise ValueError(f"{rows.shape[0]} rows from {first} need {last} drafted tokens, not {len(drafted)}")
+        if not (self._counted or self._repetition):
+            return rows
+        ids = self._ids.to(rows.device)
+        result = rows.index_copy(1, ids, self._penalised(rows.index_select(1, ids), self._counts))
+        where: list[tuple[int, int, int]] = []
+        for row in range(rows.shape[0]):
+            before = drafted[: first + row]
+            where += [(row, id_, before.count(id_)) for id_ in dict.fromkeys(before) if 0 <= id_ < self._vocab_size]
+        if where:
+            # Recomputed from the bare logit, so that a token weighs the same to the bit drafted or committed.
+            row_of, id_of, times = (_as_ids(column) for column in zip(*where, strict=True))
+            place = (row_of.to(rows.device), id_of.to(rows.device))
+            result[place] = self._penalised(rows[place], self._counts_of(id_of) + times)
+        return result
+
+    def _penalised(self, values: Tensor, counts: Tensor) -> Tensor:
+        """``values`` [..., m] of tokens that stand in the context, ``counts`` [m] times in the reply."""
+        sampling = self.sampling
+        if self._repetition:
+            penalty = sampling.repetition_penalty
+            values = torch.where(values < 0, values * penalty, values / penalty)
+        if self._counted:
+            offset = sampling.presence_penalty * (counts > 0) + sampling.frequency_penalty * counts
+            values = values - offset.to(values)
+        return values
+
+    def probabilities(self, rows: Tensor, drafted: Seq[int], first: int = 0) -> Tensor:
+        """The distributions [n, V] to draw from: penalties, temperature, top-k, top-p, min-p, softmax.
+
+        Raises:
+            ValueError: the sampling is greedy, which is no distribution.
+        """
+        sampling = self.sampling
+        if sampling.greedy:
+            raise ValueError("greedy decoding has no distribution: use greedy_tokens")
+        logits = self.logits(rows, drafted, first)
+        if sampling.temperature != 1:
+            logits = logits / sampling.temperature
+        if 0 < sampling.top_k < logits.shape[-1]:
+            least = logits.topk(sampling.top_k).values[:, -1:]
+            logits = logits.masked_fill(logits < least, -math.inf)
+        if sampling.top_p < 1:
+            logits = _keep_top_p(logits, sampling.top_p)
+        result = logits.softmax(-1)
+        if sampling.min_p > 0:
+            too_small = result < sampling.min_p * result.amax(-1, keepdim=True)
+            result = logits.masked_fill(too_small, -math.inf).softmax(-1)
+        return result
+
+    def greedy_tokens(self, rows: Tensor, drafted: Seq[int], first: int = 0) -> list[int]:
+        """The most likely token of each row after the penalties.
+
+        Raises:
+            DsparkError: a row holds NaN.
+        """
+        best = self.logits(rows, drafted, first).max(-1)
+        if best.values.isnan().any():
+            raise _no_distribution()
+        return [int(token) for token in best.indices.tolist()]
+
+
+def _keep_top_p(logits: Tensor, top_p: float) -> Tensor:
+    """``logits`` [n, V] with −inf for all but the fewest largest tokens whose mass exceeds ``top_p``.
+
+    The largest few hundred decide a row where their mass proves it: enough of it, no token so near the threshold
+    that rounding could turn it, and no tie cut in two. Any other row is sorted whole, as transformers sorts it.
+    """
+    candidates = logits.topk(min(TOP_P_CANDIDATES, logits.shape[-1])).values
+    mass = (candidates.double() - logits.logsumexp(-1, keepdim=True).double()).exp()
+    reached = mass.cumsum(-1)
+    above = reached - mass
+    keep = above < top_p
+    keep[:, 0] = True
+    least = candidates.gather(1, keep.sum(-1, keepdim=True) - 1)
+    margin = 1e-12 if logits.dtype == torch.float64 else 1e-5
+    proved = (reached[:, -1] > top_p + margin) & ((above - top_p).abs() > margin).all(-1)
+    proved &= (logits >= least).sum(-1) == keep.sum(-1)
+    result = logits.masked_fill(logits < least, -math.inf)
+    if not proved.all():
+        result[~proved] = _sorted_top_p(logits[~proved], top_p)
+    return result
+
+
+def _sorted_top_p(logits: Tensor, top_p: float) -> Tensor:
+    """The same by a full ascending sort: tokens whose mass with all smaller ones is at most 1 − p go."""
+    ordered, order = logits.sort(dim=-1)
+    remove = ordered.softmax(-1).cumsum(-1) <= 1 - top_p
+    remove[:, -1] = False
+    return logits.masked_fill(remove.scatter(1, order, remove), -math.inf)
+
+
+class ReplyLaw:
+    """A :class:`TokenLaw` with the reply's own chance: draws the draft (``contracts.DraftLaw``)."""
+
+    def __init__(self, law: TokenLaw, stream: RandomStream, detail: int = 1) -> None:
+        self.law = law
+        self.stream = stream
+        self.detail = detail
+
+    @property
+    def greedy(self) -> bool:
+        return self.law.sampling.greedy
+
+    def commit(self, ids: Seq[int]) -> None:
+        """See :meth:`TokenLaw.commit`."""
+        self.law.commit(ids)
+
+    def probabilities(self, rows: Tensor, drafted: Seq[int]) -> Tensor:
+        """See :meth:`TokenLaw.probabilities`."""
+        return self.law.probabilities(rows, drafted)
+
+    def greedy_tokens(self, rows: Tensor, drafted: Seq[int]) -> list[int]:
+        """See :meth:`TokenLaw.greedy_tokens`."""
+        return self.law.greedy_tokens(rows, drafted)
+
+    def choose(self, logits: Tensor, drafted: Seq[int]) -> tuple[int, Tensor | None, float | None]:
+        """Draw the slot after ``drafted`` from draft ``logits`` [V]; see ``contracts.DraftLaw``."""
+        rows, first = logits.unsqueeze(0), len(drafted)
+        if self.greedy:
+            token = self.law.greedy_tokens(rows, drafted, first)[0]
+            if not self.detail:
+                return token, None, None
+            return token, None, self.law.logits(rows, drafted, first).softmax(-1)[0, token].item()
+        q = self.law.probabilities(rows, drafted, first)[0]
+        token = self.stream.categorical(q)
+        return token, q, q[token].item() if self.detail else None
+
+
+class SeededStream:
+    """The chance of one sequence (``contracts.RandomStream``): the same seed draws the same on every machine.
+
+    Philox counts from its key, so streams share no state; only its raw 64-bit words are used, whose values numpy
+    guarantees for all versions.
+    """
+
+    def __init__(self, seed: int) -> None:
+        self._words = np.random.Philox(key=seed % 2**128)
+
+    def _unit(self) -> float:
+        """Uniform in [0, 1), a multiple of 2⁻⁵³."""
+        return (int(self._words.random_raw()) >> 11) * 2.0**-53
+
+    def categorical(self, probabilities: Tensor) -> int:
+        """An index drawn with ``probabilities`` [V] (of any positive sum), never one of probability zero.
+
+        Raises:
+            DsparkError: they hold NaN or infinity, or are all zero.
+        """
+        reached = probabilities.double().cumsum(0)
+        total = reached[-1].item()
+        if not 0 < total < math.inf:
+            raise _no_distribution()
+        # The first index that reaches beyond u; rounding may carry u to the total itself, which the last one ends.
+        beyond = min(self._unit() * total, math.nextafter(total, 0.0))
+        return int(torch.searchsorted(reached, beyond, right=True))
+
+    def bernoulli(self, probability: float) -> bool:
+        """True with ``probability``; always takes one draw."""
+        return self._unit() < probability
+
+
+def _as_ids(tokens: Seq[int]) -> Tensor:
+    return torch.tensor(tokens, dtype=torch.int64)
+
+
+def _no_distribution() -> DsparkError:
+    return DsparkError(
+        "the model gave no usable probabilities (not a number, or all zero)",
+        "its weights may be damaged, or the sampling settings too extreme",
+    )
