@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Iterable
+
 EXIT_ERROR = 1
 EXIT_USAGE = 2
 EXIT_INTERRUPTED = 130
@@ -41,3 +44,9 @@ class PairingError(DsparkError):
 
 class ContextError(DsparkError):
     """A prompt that does not fit the context."""
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """The known word that ``word`` was probably meant to be, for the way out; empty where none is near."""
+    found = difflib.get_close_matches(word.lower(), list(known), n=1, cutoff=0.55)
+    return found[0] if found else ""
