@@ -112,7 +112,7 @@ class TokenLaw:
             penalty = sampling.repetition_penalty
             values = torch.where(values < 0, values * penalty, values / penalty)
         if self._counted:
-            offset = sampling.presence_penalty * (counts > 0) + sampling.frequency_penalty * counts
+            offset = sampling.presence_penalty * (counts > 0).to(counts) + sampling.frequency_penalty * counts
             values = values - offset.to(values)
         return values
 
