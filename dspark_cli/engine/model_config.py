@@ -10,7 +10,10 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class RopeConfig:
-    """Rotary embedding, half-split pairing. ``kind`` is ``default``, ``linear`` or ``llama3``."""
+    """Rotary embedding, half-split pairing. ``kind`` is ``default``, ``linear``, ``llama3`` or ``factors``.
+
+    With ``factors`` the inverse frequencies are divided by ``factors`` [head_dim / 2], as GGUF files store llama3.
+    """
 
     theta: float = 10000.0
     kind: str = "default"
@@ -18,6 +21,7 @@ class RopeConfig:
     low_freq_factor: float = 1.0
     high_freq_factor: float = 4.0
     original_context: int = 8192
+    factors: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)
