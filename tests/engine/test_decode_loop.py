@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from collections.abc import Sequence as Seq
+from itertools import pairwise
 
 import pytest
 import torch
@@ -20,6 +21,8 @@ from dspark_cli.engine.sequence import Sequence
 from dspark_cli.events import End, Event, Prefill, Round, Start, Text, from_json, to_json
 from tests.fakes.scripted_drafter import TableDrafter
 from tests.fakes.scripted_target import RecordingCache, TableTarget
+
+GREEDY = Sampling()
 
 
 class Letters:
@@ -95,7 +98,7 @@ def make(
     drafter: Drafter | None,
     prompt: Seq[int],
     *,
-    sampling: Sampling = Sampling(),
+    sampling: Sampling = GREEDY,
     sink: LetterSink | None = None,
     max_new_tokens: int = 20,
     stop_ids: frozenset[int] = frozenset(),
@@ -240,7 +243,7 @@ def test_events_tell_the_reply_in_order_and_survive_json() -> None:
     events, end = play(target, drafter, sequence, "threshold:0.4")
     assert [type(event) for event in events[:3]] == [Start, Prefill, Round]
     assert [from_json(to_json(event)) for event in events] == events
-    assert all(later.at >= earlier.at for earlier, later in zip(events, events[1:], strict=False))
+    assert all(later.at >= earlier.at for earlier, later in pairwise(events))
     rounds = rounds_of(events)
     assert tuple(token for event in rounds for token in event.tokens) == end.output_ids
     assert "".join(event.delta for event in events if isinstance(event, Text)) == end.text
