@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dspark_cli.engine.drafters.markov_head import checked_tensor
+from dspark_cli.engine.layers import read_tensor
 from dspark_cli.engine.model_config import DrafterConfig, WeightSource
 from dspark_cli.errors import CheckpointError
 
@@ -50,8 +50,8 @@ def open_confidence_head(
             "set confidence_head_with_markov to false in its config.json if that is a mistake",
         )
     width = config.layer.hidden_size + (config.markov_rank if config.confidence_with_markov else 0)
-    weight = checked_tensor(weights, "confidence_head.proj.weight", (1, width))
-    bias = checked_tensor(weights, "confidence_head.proj.bias", (1,))
+    weight = read_tensor(weights, "confidence_head.proj.weight", (1, width))
+    bias = read_tensor(weights, "confidence_head.proj.bias", (1,))
     return ConfidenceHead(
         weight.to(device=device, dtype=dtype), bias.to(device=device, dtype=dtype), config.confidence_with_markov
     )

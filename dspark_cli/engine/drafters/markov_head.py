@@ -20,6 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from dspark_cli.engine.layers import read_tensor
 from dspark_cli.engine.model_config import DrafterConfig, WeightSource
 from dspark_cli.errors import CheckpointError
 
@@ -98,14 +99,14 @@ def open_markov_head(
 ) -> MarkovHead | None:
     """The head that ``config`` names, its weights read from ``weights``; None for rank 0.
 
-    Raises CheckpointError where the head is of an unknown kind or a tensor has another shape than the config says.
+    Raises CheckpointError where the head is of an unknown kind, or a tensor is missing or has another shape.
     """
     if config.markov_rank == 0 or config.head == "none":
         return None
     rank, hidden = config.markov_rank, config.layer.hidden_size
 
     def read(name: str, *shape: int) -> Tensor:
-        return checked_tensor(weights, f"markov_head.{name}", shape).to(device=device, dtype=dtype).contiguous()
+        return read_tensor(weights, f"markov_head.{name}", shape).to(device=device, dtype=dtype).contiguous()
 
     w1 = read("markov_w1.weight", config.vocab_size, rank)
     w2 = read("markov_w2.weight", config.draft_vocab_size, rank)
@@ -119,16 +120,3 @@ def open_markov_head(
     raise CheckpointError(
         f"the drafter has a Markov head of the unknown kind '{config.head}'", "vanilla, gated and rnn heads can be run"
     )
-
-
-def checked_tensor(weights: WeightSource, name: str, shape: tuple[int, ...]) -> Tensor:
-    """Tensor ``name`` of a drafter, which must be there and have ``shape``; CheckpointError otherwise."""
-    if name not in weights:
-        raise CheckpointError(f"the drafter's weights lack '{name}'", "fetch the checkpoint again or use another one")
-    tensor = weights.tensor(name)
-    if tuple(tensor.shape) != shape:
-        raise CheckpointError(
-            f"the drafter's tensor '{name}' has shape {list(tensor.shape)} where its config asks for {list(shape)}",
-            "the weight file and config.json belong to different checkpoints",
-        )
-    return tensor

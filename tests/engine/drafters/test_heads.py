@@ -88,10 +88,10 @@ def test_damaged_heads_are_refused_in_a_sentence():
     tensors = _markov_tensors("gated", 3, 5, 7)
     config = _config("gated", 3, 5, 7)
     wrong = tensors | {"markov_head.gate_proj.weight": torch.zeros(3, 9)}
-    with pytest.raises(CheckpointError, match=r"shape \[3, 9\] where its config asks for \[3, 8\]"):
+    with pytest.raises(CheckpointError, match=r"gate_proj\.weight.*\[3, 9\].*\[3, 8\]"):
         open_markov_head(config, MemoryWeights(wrong), "cpu", torch.float32)
     del tensors["markov_head.gate_proj.bias"]
-    with pytest.raises(CheckpointError, match=r"lack 'markov_head\.gate_proj\.bias'"):
+    with pytest.raises(CheckpointError, match=r"no tensor 'markov_head\.gate_proj\.bias'"):
         open_markov_head(config, MemoryWeights(tensors), "cpu", torch.float32)
     with pytest.raises(CheckpointError, match="unknown kind 'tower'"):
         open_markov_head(_config("tower", 3, 5, 7), MemoryWeights(tensors), "cpu", torch.float32)
