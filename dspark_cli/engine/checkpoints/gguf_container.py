@@ -122,7 +122,7 @@ class _Cursor:
         size = np.dtype(form).itemsize * count
         if size > self.end - self.position:
             raise EOFError
-        values = np.frombuffer(self.data, form, count, self.position).copy()
+        values: npt.NDArray[Any] = np.frombuffer(self.data, form, count, self.position).copy()
         self.position += size
         return values
 

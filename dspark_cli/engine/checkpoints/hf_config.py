@@ -57,7 +57,7 @@ def _refuse_quantized(values: Mapping[str, Any], where: str) -> None:
     if quantization:
         method = quantization.get("quant_method") if isinstance(quantization, Mapping) else None
         raise CheckpointError(
-            f"{where} describes weights quantized with {method or 'an unnamed method'}, which are not read from folders",
+            f"{where} describes weights quantized with {method or 'an unnamed method'}, which is not read here",
             "use the unquantized folder or a quantized .gguf file of the model",
         )
 

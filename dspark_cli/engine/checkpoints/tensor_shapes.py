@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Final
 
 from dspark_cli.engine.model_config import DrafterConfig, LayerShape, TargetConfig
 from dspark_cli.errors import CheckpointError
 
 Shape = tuple[int, ...]
+# Names beginning so belong to the computation; others (a second head, old rotary tables) may lie beside it.
+_COUNTED: Final = ("model.layers.", "layers.", "blk.", "fc.", "markov_head.", "confidence_head.")
 
 
 def layer_shapes(prefix: str, shape: LayerShape) -> dict[str, Shape]:
@@ -106,7 +109,4 @@ def check_shapes(wanted: Mapping[str, Shape], found: Mapping[str, Shape], path: 
 
 
 def _matters(name: str) -> bool:
-    # Old exports keep the rotary frequencies, which follow from the config.
-    return name.startswith(("model.layers.", "layers.", "blk.", "markov_head.", "confidence_head.")) and not (
-        name.endswith("rotary_emb.inv_freq")
-    )
+    return name.startswith(_COUNTED) and not name.endswith("rotary_emb.inv_freq")
