@@ -20,28 +20,26 @@ _THINK_VARIABLES = frozenset({"enable_thinking", "thinking"})
 
 
 class ChatTemplate:
-    """One compiled template.
+    """One template. Where there is none, or one that is not valid, only :meth:`render` fails: raw prompts need none.
 
     ``supports_thinking``: the model can reason before it answers; ``switches_thinking``: the template also lets the
     user choose whether it does.
     """
 
     def __init__(self, source: Template, bos: str = "", eos: str = "", **named: str) -> None:
-        """``source`` is a template, or several by name, of which ``default`` is taken (or the only one).
-
-        Raises:
-            CheckpointError: there is none, or it is not valid.
-        """
+        """``source`` is a template, or several by name, of which ``default`` is taken (or the only one)."""
         self.source = _choose(source)
         self._named = {**named, "bos_token": bos, "eos_token": eos}
-        environment = _environment()
-        try:
-            self._template = environment.from_string(self.source)
-            variables = meta.find_undeclared_variables(environment.parse(self.source))
-        except jinja2.TemplateError as error:
-            raise CheckpointError(
-                f"the model's chat template is not valid ({_line(error)})", "use --raw for a plain prompt"
-            ) from error
+        self._template: jinja2.Template | None = None
+        self._fault = "the model has no chat template"
+        variables: set[str] = set()
+        if self.source:
+            environment = _environment()
+            try:
+                self._template = environment.from_string(self.source)
+                variables = meta.find_undeclared_variables(environment.parse(self.source))
+            except (jinja2.TemplateError, SyntaxError, RecursionError) as error:
+                self._fault = f"the model's chat template is not valid ({_line(error)})"
         self.switches_thinking = bool(_THINK_VARIABLES & variables)
         self.supports_thinking = self.switches_thinking or "<think>" in self.source
 
@@ -57,8 +55,11 @@ class ChatTemplate:
         ``think`` None leaves it to the template whether the model reasons.
 
         Raises:
+            CheckpointError: there is no template, or it is not valid.
             DsparkError: the template refuses these messages.
         """
+        if self._template is None:
+            raise CheckpointError(self._fault, "use --raw for a plain prompt, or another model")
         switch = {} if think is None else dict.fromkeys(_THINK_VARIABLES, think)
         try:
             return self._template.render(
@@ -79,11 +80,7 @@ class ChatTemplate:
 
 
 def of_tokenizer(tokenizer: Tokenizer) -> ChatTemplate:
-    """The template that came with ``tokenizer``, knowing the texts of its named tokens.
-
-    Raises:
-        CheckpointError: there is none, or it is not valid.
-    """
+    """The template that came with ``tokenizer``, knowing the texts of its named tokens."""
     named = dict(tokenizer.named)
     return ChatTemplate(tokenizer.template, named.pop("bos_token", ""), named.pop("eos_token", ""), **named)
 
@@ -96,9 +93,7 @@ def opens_reasoning(rendered: str) -> bool:
 def _choose(source: Template) -> str:
     if isinstance(source, dict):
         source = source.get("default") or (next(iter(source.values())) if len(source) == 1 else None)
-    if not source:
-        raise CheckpointError("the model has no chat template", "use --raw for a plain prompt, or an instruct model")
-    return source
+    return source or ""
 
 
 def _line(error: Exception) -> str:

@@ -8,6 +8,7 @@ import re
 import threading
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -60,7 +61,11 @@ class Tokenizer:
         self.added_ids = frozenset(backend.get_added_tokens_decoder())
         self.special_ids = facts.silent_ids
         self._silent = facts.silent_ids - {i for text in _VISIBLE if (i := backend.token_to_id(text)) is not None}
-        self.vocab_size = max(backend.get_vocab(with_added_tokens=True).values(), default=-1) + 1
+
+    @cached_property
+    def vocab_size(self) -> int:
+        """One more than the largest id."""
+        return max(self._backend.get_vocab(with_added_tokens=True).values(), default=-1) + 1
 
     @property
     def strips_leading_space(self) -> bool:
@@ -99,10 +104,14 @@ class Tokenizer:
             self._bytes[token] = found
         return found
 
-    def decode(self, ids: Iterable[int]) -> str:
-        """The text of ``ids`` without special tokens; bytes that are no character become U+FFFD."""
+    def decode(self, ids: Iterable[int], *, continues: bool = False) -> str:
+        """The text of ``ids`` without special tokens; bytes that are no character become U+FFFD.
+
+        ``continues``: other text stands before it, so a leading space belongs to it.
+        """
         text = b"".join(self.token_bytes(i) or b"" for i in ids).decode("utf-8", errors="replace")
-        return text[1:] if self.strips_leading_space and text.startswith(" ") else text
+        strips = self.strips_leading_space and not continues
+        return text[1:] if strips and text.startswith(" ") else text
 
     def piece(self, token: int) -> str:
         r"""One token for people: special tokens by name, half a character as ``\xe2``. Never raises."""
