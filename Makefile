@@ -42,6 +42,10 @@ format: $(VENV)/ready-to-test  ## let ruff rewrite what it can
 bench: $(VENV)/ready-to-test  ## plain against speculative decoding on this machine, beside transformers
 	$(VENV)/bin/dspark bench --quick --peers transformers $(ARGS)
 
+docs: $(VENV)/ready-to-test  ## write the pages and the example file that are made from the program
+	$(PY) -m dspark_cli.commands.document
+	$(PY) -m tests.test_guides
+
 clean:  ## remove caches and build outputs
 	rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -not -path './$(VENV)/*' -prune -exec rm -rf {} +
