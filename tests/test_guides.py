@@ -96,7 +96,7 @@ def module_page() -> str:
         if path.parent != folder:
             folder = path.parent
             lines += ["", f"## {folder.relative_to(ROOT).as_posix()}", ""]
-        lines.append(f"- **{path.name}**: {docstring.splitlines()[0].replace('``', '`')}")
+        lines.append(f"- `{path.name}`: {docstring.splitlines()[0].replace('``', '`')}")
     return "\n".join(lines) + "\n"
 
 
