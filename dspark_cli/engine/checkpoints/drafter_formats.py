@@ -8,7 +8,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
 
-from dspark_cli.engine.checkpoints.fields import Fields, read_json_object
+from dspark_cli.engine.checkpoints.fields import MOST_LAYERS, Fields, read_json_object
 from dspark_cli.engine.checkpoints.gguf_container import read_container
 from dspark_cli.engine.checkpoints.hf_config import layer_shape, sliding_windows
 from dspark_cli.engine.checkpoints.safetensors_weights import open_safetensors
@@ -123,7 +123,7 @@ def drafter_config(values: Mapping[str, Any], where: str) -> DrafterConfig:
         CheckpointError: a key is missing, wrong, or asks for something that is not known.
     """
     fields = _flattened(values, where)
-    layers, vocab = fields.whole("num_hidden_layers"), fields.whole("vocab_size")
+    layers, vocab = fields.whole("num_hidden_layers", most=MOST_LAYERS), fields.whole("vocab_size")
     if any(sliding_windows(fields, "qwen3", layers)):
         raise CheckpointError(f"{where} asks for sliding windows, which are not known in drafters", _WAY_OUT)
     mask = fields.whole("mask_token_id", least=0)

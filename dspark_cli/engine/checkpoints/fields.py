@@ -13,6 +13,8 @@ from dspark_cli.errors import CheckpointError
 
 _Default = TypeVar("_Default")
 REQUIRED: Any = object()
+# Far above any real model: a damaged number of layers must not fill the memory with their names.
+MOST_LAYERS = 1000
 
 
 @dataclass(frozen=True)
@@ -37,13 +39,15 @@ class Fields:
             raise CheckpointError(f"{self.where} lacks the key {key}", "download the model again or correct the file")
         return default
 
-    def whole(self, key: str, default: _Default = REQUIRED, least: int = 1) -> int | _Default:
-        """An integer of at least ``least``."""
+    def whole(self, key: str, default: _Default = REQUIRED, least: int = 1, most: int | None = None) -> int | _Default:
+        """An integer of at least ``least`` and at most ``most``."""
         value = self._get(key, default)
         if value is default:
             return default
         if isinstance(value, bool) or not isinstance(value, int) or value < least:
             raise self.wrong(key, f"an integer of at least {least}")
+        if most is not None and value > most:
+            raise self.wrong(key, f"an integer of at most {most}")
         return value
 
     def number(self, key: str, default: _Default = REQUIRED) -> float | _Default:

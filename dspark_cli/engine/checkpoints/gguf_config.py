@@ -8,7 +8,7 @@ from typing import Any, Final
 import numpy as np
 
 from dspark_cli.engine.checkpoints.checkpoint import GenerationDefaults
-from dspark_cli.engine.checkpoints.fields import Fields
+from dspark_cli.engine.checkpoints.fields import MOST_LAYERS, Fields
 from dspark_cli.engine.checkpoints.hf_config import KNOWN, check_heads
 from dspark_cli.engine.model_config import LayerShape, RopeConfig, TargetConfig
 from dspark_cli.errors import CheckpointError
@@ -37,14 +37,16 @@ def gguf_config(
     fields = _of_architecture(metadata, architecture, where)
     if fields.whole("expert_count", 0, least=0):
         raise CheckpointError(f"{where} is a mixture of experts, which is not known here", KNOWN)
-    layers = fields.whole("block_count")
+    if "token_embd.weight" not in shapes:
+        raise CheckpointError(f"{where} lacks the tensor token_embd.weight", "download the model again")
+    layers = fields.whole("block_count", most=MOST_LAYERS)
     layer = _layer_shape(fields, shapes, architecture, rope_factors)
     return TargetConfig(
         family=architecture,
         layer=layer,
         layers=layers,
         # The embedding's rows may outnumber the tokenizer's entries: they are often padded.
-        vocab_size=shapes.get("token_embd.weight", (0,))[0] or fields.whole("vocab_size"),
+        vocab_size=shapes["token_embd.weight"][0],
         tied_head="output.weight" not in shapes,
         context_length=fields.whole("context_length"),
         sliding_windows=_sliding_windows(fields, layers),

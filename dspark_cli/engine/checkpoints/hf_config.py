@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from dspark_cli.engine.checkpoints.checkpoint import GenerationDefaults
-from dspark_cli.engine.checkpoints.fields import Fields
+from dspark_cli.engine.checkpoints.fields import MOST_LAYERS, Fields
 from dspark_cli.engine.model_config import LayerShape, RopeConfig, TargetConfig
 from dspark_cli.errors import CheckpointError
 
@@ -26,7 +26,7 @@ def target_config(values: Mapping[str, Any], where: str) -> TargetConfig:
     fields = Fields(values, where)
     family = _family(fields)
     _refuse_quantized(values, where)
-    layers = fields.whole("num_hidden_layers")
+    layers = fields.whole("num_hidden_layers", most=MOST_LAYERS)
     return TargetConfig(
         family=family,
         layer=layer_shape(fields, family),
