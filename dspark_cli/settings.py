@@ -45,7 +45,7 @@ class Spec:
     above_low: bool = False
     pattern: str = ""
     words: str = ""
-    example: str = ""
+    example: Value = None
 
     @property
     def allowed(self) -> str:
@@ -89,50 +89,50 @@ class Settings:
         None,
         Spec(
             "How freely to draw; 0 always takes the likeliest token.",
-            SAMPLING, "number", "NUMBER", "the model's own, else 0", 0, example="0.7",
+            SAMPLING, "number", "NUMBER", "the model's own", 0, example=0.7,
         ),
     )  # fmt: skip
     top_k: int | None = _setting(
         None,
         Spec(
             "Draw from the k likeliest tokens only; 0 means all.",
-            SAMPLING, "count", "N", "the model's own, else 0", 0, 2**31 - 1, words="a whole number, 0 or more",
-            example="40",
+            SAMPLING, "count", "N", "the model's own", 0, 2**31 - 1, words="a whole number, 0 or more",
+            example=40,
         ),
     )  # fmt: skip
     top_p: float | None = _setting(
         None,
         Spec(
             "Draw from the likeliest tokens that together reach this probability; 1 means all.",
-            SAMPLING, "number", "NUMBER", "the model's own, else 1", 0, 1, above_low=True, example="0.9",
+            SAMPLING, "number", "NUMBER", "the model's own", 0, 1, above_low=True, example=0.9,
         ),
     )  # fmt: skip
     min_p: float | None = _setting(
         None,
         Spec(
             "Leave out tokens less likely than this share of the likeliest one; 0 means none.",
-            SAMPLING, "number", "NUMBER", "the model's own, else 0", 0, 1, example="0.05",
+            SAMPLING, "number", "NUMBER", "the model's own", 0, 1, example=0.05,
         ),
     )  # fmt: skip
     repetition_penalty: float | None = _setting(
         None,
         Spec(
             "Make tokens of the prompt and the reply less likely; 1 means no penalty.",
-            SAMPLING, "number", "NUMBER", "the model's own, else 1", 0, above_low=True, example="1.1",
+            SAMPLING, "number", "NUMBER", "the model's own", 0, above_low=True, example=1.1,
         ),
     )  # fmt: skip
     presence_penalty: float | None = _setting(
         None,
         Spec(
             "Taken once from the logit of each token that the reply already holds.",
-            SAMPLING, "number", "NUMBER", "the model's own, else 0", -2, 2, example="0.5",
+            SAMPLING, "number", "NUMBER", "the model's own", -2, 2, example=0.5,
         ),
     )  # fmt: skip
     frequency_penalty: float | None = _setting(
         None,
         Spec(
             "Taken from a token's logit for each time that the reply holds it.",
-            SAMPLING, "number", "NUMBER", "the model's own, else 0", -2, 2, example="0.5",
+            SAMPLING, "number", "NUMBER", "the model's own", -2, 2, example=0.5,
         ),
     )  # fmt: skip
     seed: int | None = _setting(
@@ -140,7 +140,7 @@ class Settings:
         Spec(
             "The seed of all draws; the same seed repeats the same reply.",
             SAMPLING, "count", "N", "a new one each time", 0, 2**63 - 1, words="a whole number from 0 to 2^63 - 1",
-            example="1",
+            example=1,
         ),
     )  # fmt: skip
     max_new_tokens: int = _setting(
@@ -151,7 +151,7 @@ class Settings:
         (),
         Spec(
             "End the reply before this text (may be given more than once).",
-            REPLY, "list", "TEXT", "no stop text", example='["\\n\\n"]',
+            REPLY, "list", "TEXT", "no stop text", example=("\n\n",),
         ),
     )  # fmt: skip
     system: str | None = _setting(
@@ -165,13 +165,13 @@ class Settings:
         None,
         Spec(
             "Let a thinking model reason before it answers; the reasoning goes to standard error.",
-            REPLY, "switch", "", "the model's own", example="false",
+            REPLY, "switch", "", "the model's own", example=False,
         ),
     )  # fmt: skip
     context_length: int | None = _setting(
         None,
         Spec("The most tokens of prompt and reply together.", REPLY, "count", "N", "the model's own", 16,
-             example="4096"),
+             example=4096),
     )  # fmt: skip
     schedule: str | None = _setting(
         None,
@@ -191,7 +191,7 @@ class Settings:
     )  # fmt: skip
     threads: int | None = _setting(
         None,
-        Spec("CPU threads to compute with.", MACHINE, "count", "N", "one a core", 1, 1024, example="4"),
+        Spec("CPU threads to compute with.", MACHINE, "count", "N", "one a core", 1, 1024, example=4),
     )
     weight_cache: bool = _setting(
         True,
@@ -234,7 +234,7 @@ def parse(name: str, text: str, where: str) -> Value:
         value = _CONVERSIONS[spec.kind](text)
     except ValueError:
         raise UsageError(f"{where} must be {spec.allowed}, not {text!r}") from None
-    return _checked(spec, value, where)
+    return _checked(spec, value, where, text)
 
 
 def check(name: str, value: object, where: str) -> Value:
@@ -259,15 +259,18 @@ def check(name: str, value: object, where: str) -> Value:
     raise UsageError(f"{where} must be {spec.allowed}, not {value!r}")
 
 
-def _checked(spec: Spec, value: str | float | bool, where: str) -> Value:
+def _checked(spec: Spec, value: str | float | bool, where: str, typed: object = None) -> Value:
+    """``value``, if it lies within the bounds; ``typed`` is how the user wrote it."""
     fits = True
     if isinstance(value, str):
+        if not value.isprintable() and any("\ud800" <= letter <= "\udfff" for letter in value):
+            raise UsageError(f"{where} is not UTF-8 text", "convert it first, for example with iconv")
         fits = not spec.pattern or re.fullmatch(spec.pattern, value) is not None
     elif not isinstance(value, bool):
         fits = math.isfinite(value) and spec.low <= value <= spec.high
         fits = fits and not (spec.above_low and value == spec.low)
     if not fits:
-        raise UsageError(f"{where} must be {spec.allowed}, not {value!r}")
+        raise UsageError(f"{where} must be {spec.allowed}, not {value if typed is None else typed!r}")
     return value
 
 
