@@ -158,3 +158,26 @@ def test_last_row_of_the_first_prompt(folder):
     assert read.taps is not None
     expected = torch.tensor(golden["target_logits_last"]), torch.tensor(golden["tap_rows_last"])
     torch.testing.assert_close((read.logits[0], read.taps[-1]), expected, atol=LOGIT_ATOL, rtol=0)
+
+
+@pytest.mark.parametrize("folder", SETS, ids=lambda folder: folder.name)
+def test_a_context_that_lived_through_rounds_equals_one_freshly_read(folder):
+    """Rejections, and a second turn that keeps a part of the first, leave no trace in what is drafted."""
+    loaded = _load(folder)
+    run = loaded.golden["runs"][0]
+    for drafter in loaded.drafters.values():
+        sequence, rounds = _roll(
+            loaded, drafter, run["prompt_ids"], loaded.golden["max_new_tokens"], Fixed(drafter.block_size)
+        )
+        assert any(result.verdict.outcome == "corrected" for _, result in rounds)
+        context = sequence.context
+        assert context is not None
+        for length in (context.length, context.length // 2, 1):
+            context.truncate(length)
+            ids, anchor = tuple(sequence.ids[:length]), sequence.ids[length]
+            (read,) = loaded.target.forward([Rows(loaded.target.new_cache(), ids, length)], drafter.taps)
+            fresh = drafter.new_context()
+            drafter.extend(fresh, ids, read.taps)
+            lived, anew = (drafter.draft(held, anchor, sequence.law, drafter.block_size) for held in (context, fresh))
+            assert lived.tokens == anew.tokens
+            assert (lived.confidence_logits or ()) == pytest.approx(anew.confidence_logits or (), rel=0, abs=1e-5)

@@ -109,6 +109,7 @@ class DSparkDrafter:
         shape = self.config.layer
         return KVCache(self.config.layers, shape.kv_heads, shape.head_dim, self._device, self._dtype)
 
+    @torch.inference_mode()
     def extend(self, context: Cache, ids: Seq[int], taps: Tensor | None) -> None:
         """Append a context row for each row of ``taps`` [n, T·H]; see ``contracts.Drafter``."""
         cache = _as_kv(context)
@@ -123,6 +124,7 @@ class DSparkDrafter:
             room.write(index, *layer.kv(rows, rotation))
         cache.commit(len(ids))
 
+    @torch.inference_mode()
     def draft(self, context: Cache, anchor: int, law: DraftLaw, slots: int) -> Draft:
         """Draft at most ``slots`` tokens after ``anchor``; see ``contracts.Drafter``.
 
