@@ -1,0 +1,168 @@
+"""From paths to a pair that can run: target, drafter, tokenizer, template, device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from dspark_kernels import KernelSet, select
+
+from dspark_cli.engine.checkpoints.checkpoint import Checkpoint, GenerationDefaults
+from dspark_cli.engine.checkpoints.drafter_formats import open_drafter
+from dspark_cli.engine.checkpoints.opening import open_checkpoint
+from dspark_cli.engine.contracts import Drafter, Sampling
+from dspark_cli.engine.device import Device, choose_device
+from dspark_cli.engine.drafters.dspark import DSparkDrafter
+from dspark_cli.engine.drafters.ngram import NgramDrafter
+from dspark_cli.engine.pairing import check_pairing
+from dspark_cli.engine.targets.torch_target import TorchTarget
+from dspark_cli.engine.text import chat_template, stop_ids, tokenizer
+from dspark_cli.engine.text.chat_template import ChatTemplate
+from dspark_cli.engine.text.tokenizer import Tokenizer
+from dspark_cli.errors import CheckpointError, UsageError
+
+
+@dataclass(frozen=True)
+class EngineOptions:
+    """What to load and where to run it.
+
+    ``drafter`` is a folder, ``"ngram"`` for prompt lookup, or None for plain decoding. ``threads`` None leaves the
+    number to torch; ``context_length`` None means the model's own.
+    """
+
+    model: Path
+    model_name: str
+    drafter: Path | str | None = None
+    drafter_name: str | None = None
+    device: str = "auto"
+    threads: int | None = None
+    context_length: int | None = None
+    weight_cache: bool = True
+    kernels: str = "auto"
+
+
+@dataclass(frozen=True)
+class LoadedPair:
+    """Everything a reply needs, loaded and checked."""
+
+    options: EngineOptions
+    target: TorchTarget
+    drafter: Drafter | None
+    tokenizer: Tokenizer
+    template: ChatTemplate
+    stop_ids: frozenset[int]
+    context_length: int
+    default_sampling: Sampling
+    device: str
+    dtype: str
+    threads: int
+    weights_format: str
+
+
+def load_pair(options: EngineOptions, tell: Callable[[str], None]) -> LoadedPair:
+    """Load and check what ``options`` name.
+
+    Raises:
+        DsparkError: a file is missing or damaged, the two do not fit, or the machine has no such device.
+    """
+    device = choose_device(options.device)
+    if options.threads is not None:
+        torch.set_num_threads(options.threads)
+    kernels = select(options.kernels, device.torch_device)
+    checkpoint = open_checkpoint(options.model)
+    words = _tokenizer(checkpoint)
+    for note in words.notes:
+        tell(note)
+    context_length = _context_length(options, checkpoint)
+    # The drafter is checked before the target's weights are read, so that a misfit costs no waiting.
+    opened = _open_drafter(options, checkpoint, words)
+    target = TorchTarget(checkpoint.config, checkpoint.weights, kernels, device.torch_device, device.dtype)
+    drafter = opened(target, kernels, device) if opened is not None else None
+    template = chat_template.of_tokenizer(words)
+    return LoadedPair(
+        options=options,
+        target=target,
+        drafter=drafter,
+        tokenizer=words,
+        template=template,
+        stop_ids=stop_ids.find(words, template, checkpoint.generation.eos_ids, checkpoint.config.eos_ids),
+        context_length=context_length,
+        default_sampling=_default_sampling(checkpoint.generation),
+        device=str(device.torch_device),
+        dtype=str(device.dtype).removeprefix("torch."),
+        threads=torch.get_num_threads(),
+        weights_format=checkpoint.weights_format,
+    )
+
+
+def _tokenizer(checkpoint: Checkpoint) -> Tokenizer:
+    if checkpoint.kind == "gguf":
+        words = tokenizer.from_gguf(checkpoint.metadata)
+    else:
+        words = tokenizer.from_folder(checkpoint.path)
+    if words.vocab_size > checkpoint.config.vocab_size:
+        raise CheckpointError(
+            f"the tokenizer of {checkpoint.path} has {words.vocab_size} tokens and its model only "
+            f"{checkpoint.config.vocab_size}",
+            "tokenizer and weights belong to different models",
+        )
+    return words
+
+
+def _context_length(options: EngineOptions, checkpoint: Checkpoint) -> int:
+    most = checkpoint.config.context_length
+    if options.context_length is None:
+        return most
+    if not 2 <= options.context_length <= most:
+        raise UsageError(
+            f"--context-length {options.context_length} is not possible for {options.model_name}",
+            f"give a number from 2 to {most}",
+        )
+    return options.context_length
+
+
+_Build = Callable[[TorchTarget, KernelSet, Device], Drafter]
+
+
+def _open_drafter(options: EngineOptions, checkpoint: Checkpoint, words: Tokenizer) -> _Build | None:
+    """Check the drafter's files and whether it fits; what is returned reads its weights."""
+    if options.drafter is None:
+        return None
+    if options.drafter == "ngram":
+        return lambda target, kernels, device: NgramDrafter()
+    opened = open_drafter(Path(options.drafter))
+    own = opened.path / "tokenizer.json"
+    theirs = tokenizer.from_folder(opened.path).fingerprint() if own.exists() else None
+    check_pairing(opened.config, checkpoint.config, theirs, words.fingerprint() if theirs is not None else None)
+
+    def build(target: TorchTarget, kernels: KernelSet, device: Device) -> Drafter:
+        return DSparkDrafter(
+            opened.config,
+            opened.weights,
+            kernels,
+            device.torch_device,
+            device.dtype,
+            embed=target.embedding.__getitem__,
+            head=target.head,
+        )
+
+    return build
+
+
+def _default_sampling(generation: GenerationDefaults) -> Sampling:
+    """What the checkpoint's makers recommend; greedy where they say nothing or ask for it."""
+    if not generation.do_sample:
+        return Sampling(repetition_penalty=_given(generation.repetition_penalty, 1.0))
+    return Sampling(
+        temperature=_given(generation.temperature, 1.0),
+        top_k=int(_given(generation.top_k, 0)),
+        top_p=_given(generation.top_p, 1.0),
+        min_p=_given(generation.min_p, 0.0),
+        repetition_penalty=_given(generation.repetition_penalty, 1.0),
+    )
+
+
+def _given(value: float | None, otherwise: float) -> float:
+    return otherwise if value is None else value
