@@ -17,10 +17,8 @@ import torch
 from torch import Tensor
 
 from dspark_cli.engine.contracts import RandomStream, Sampling
+from dspark_cli.engine.token_filters import filtered
 from dspark_cli.errors import DsparkError, UsageError
-
-# Top-p first looks at this many of the largest logits; a row whose mass they do not reach is sorted whole.
-TOP_P_CANDIDATES = 512
 
 
 def check_sampling(sampling: Sampling) -> None:
@@ -122,22 +120,9 @@ class TokenLaw:
         Raises:
             ValueError: the sampling is greedy, which is no distribution.
         """
-        sampling = self.sampling
-        if sampling.greedy:
+        if self.sampling.greedy:
             raise ValueError("greedy decoding has no distribution: use greedy_tokens")
-        logits = self.logits(rows, drafted, first)
-        if sampling.temperature != 1:
-            logits = logits / sampling.temperature
-        if 0 < sampling.top_k < logits.shape[-1]:
-            least = logits.topk(sampling.top_k).values[:, -1:]
-            logits = logits.masked_fill(logits < least, -math.inf)
-        if sampling.top_p < 1:
-            logits = _keep_top_p(logits, sampling.top_p)
-        result = logits.softmax(-1)
-        if sampling.min_p > 0:
-            too_small = result < sampling.min_p * result.amax(-1, keepdim=True)
-            result = logits.masked_fill(too_small, -math.inf).softmax(-1)
-        return result
+        return filtered(self.logits(rows, drafted, first), self.sampling)
 
     def greedy_tokens(self, rows: Tensor, drafted: Seq[int], first: int = 0) -> list[int]:
         """The most likely token of each row after the penalties.
@@ -145,40 +130,14 @@ class TokenLaw:
         Raises:
             DsparkError: a row holds NaN.
         """
-        best = self.logits(rows, drafted, first).max(-1)
-        if best.values.isnan().any():
-            raise _no_distribution()
-        return [int(token) for token in best.indices.tolist()]
+        return _largest(self.logits(rows, drafted, first))
 
 
-def _keep_top_p(logits: Tensor, top_p: float) -> Tensor:
-    """``logits`` [n, V] with −inf for all but the fewest largest tokens whose mass exceeds ``top_p``.
-
-    The largest few hundred decide a row where their mass proves it: enough of it, no token so near the threshold
-    that rounding could turn it, and no tie cut in two. Any other row is sorted whole, as transformers sorts it.
-    """
-    candidates = logits.topk(min(TOP_P_CANDIDATES, logits.shape[-1])).values
-    mass = (candidates.double() - logits.logsumexp(-1, keepdim=True).double()).exp()
-    reached = mass.cumsum(-1)
-    above = reached - mass
-    keep = above < top_p
-    keep[:, 0] = True
-    least = candidates.gather(1, keep.sum(-1, keepdim=True) - 1)
-    margin = 1e-12 if logits.dtype == torch.float64 else 1e-5
-    proved = (reached[:, -1] > top_p + margin) & ((above - top_p).abs() > margin).all(-1)
-    proved &= (logits >= least).sum(-1) == keep.sum(-1)
-    result = logits.masked_fill(logits < least, -math.inf)
-    if not proved.all():
-        result[~proved] = _sorted_top_p(logits[~proved], top_p)
-    return result
-
-
-def _sorted_top_p(logits: Tensor, top_p: float) -> Tensor:
-    """The same by a full ascending sort: tokens whose mass with all smaller ones is at most 1 − p go."""
-    ordered, order = logits.sort(dim=-1)
-    remove = ordered.softmax(-1).cumsum(-1) <= 1 - top_p
-    remove[:, -1] = False
-    return logits.masked_fill(remove.scatter(1, order, remove), -math.inf)
+def _largest(logits: Tensor) -> list[int]:
+    best = logits.max(-1)
+    if best.values.isnan().any():
+        raise _no_distribution()
+    return [int(token) for token in best.indices.tolist()]
 
 
 class ReplyLaw:
@@ -209,10 +168,9 @@ class ReplyLaw:
         """Draw the slot after ``drafted`` from draft ``logits`` [V]; see ``contracts.DraftLaw``."""
         rows, first = logits.unsqueeze(0), len(drafted)
         if self.greedy:
-            token = self.law.greedy_tokens(rows, drafted, first)[0]
-            if not self.detail:
-                return token, None, None
-            return token, None, self.law.logits(rows, drafted, first).softmax(-1)[0, token].item()
+            row = self.law.logits(rows, drafted, first)
+            token = _largest(row)[0]
+            return token, None, (row[0, token] - row.logsumexp(-1)).exp().item() if self.detail else None
         q = self.law.probabilities(rows, drafted, first)[0]
         token = self.stream.categorical(q)
         return token, q, q[token].item() if self.detail else None
