@@ -39,10 +39,11 @@ def state_dir() -> Path:
 
 
 @contextmanager
-def replacing(path: Path) -> Iterator[Path]:
+def replacing(path: Path, *, durable: bool = True) -> Iterator[Path]:
     """Give a temporary path beside ``path``; what was written there takes its place when the block ends well.
 
-    The folder is created. After an exception the temporary file is gone and ``path`` is as it was.
+    The folder is created. After an exception the temporary file is gone and ``path`` is as it was. ``durable``
+    waits for the disk, so that a power cut cannot leave an empty file; a large cache can do without.
 
     Raises:
         OSError: the folder or the file cannot be written.
@@ -53,8 +54,9 @@ def replacing(path: Path) -> Iterator[Path]:
     temporary = Path(name)
     try:
         yield temporary
-        with open(temporary, "rb") as written:
-            os.fsync(written.fileno())
+        if durable:
+            with open(temporary, "rb") as written:
+                os.fsync(written.fileno())
         os.replace(temporary, path)
     except BaseException:
         temporary.unlink(missing_ok=True)

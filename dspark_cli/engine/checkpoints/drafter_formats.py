@@ -57,7 +57,7 @@ def open_drafter(path: Path) -> DrafterCheckpoint:
         raise _not_a_folder(path)
     values = read_json_object(path / "config.json")
     where = str(path / "config.json")
-    layout = _foreign_layout(values)
+    layout = _foreign_layout(values, where)
     if layout is not None:
         raise CheckpointError(f"{path} is {layout}", _WAY_OUT)
     config = drafter_config(values, where)
@@ -83,11 +83,10 @@ def _not_a_folder(path: Path) -> CheckpointError:
     return CheckpointError(f"{path} is a GGUF file of the architecture {architecture!r}, not a drafter", _WAY_OUT)
 
 
-def _foreign_layout(values: Mapping[str, Any]) -> str | None:
+def _foreign_layout(values: Mapping[str, Any], where: str) -> str | None:
     """What else than the DeepSpec layout this is, in words that end a sentence; None for DeepSpec."""
     family = values.get("model_type")
-    listed = values.get("architectures")
-    architectures = [str(name) for name in listed] if isinstance(listed, list) else []
+    architectures = Fields(values, where).texts("architectures")
     names = " ".join(architectures)
     if "speculators_model_type" in values or "speculators_config" in values:
         return "a drafter in the speculators layout, which is not read yet"

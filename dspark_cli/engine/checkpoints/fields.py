@@ -80,6 +80,13 @@ class Fields:
             raise self.wrong(key, "a text")
         return value
 
+    def texts(self, key: str) -> list[str]:
+        """A list of strings; empty where the key is absent."""
+        value = self._get(key, [])
+        if not isinstance(value, list) or any(not isinstance(item, str) for item in value):
+            raise self.wrong(key, "a list of texts")
+        return value
+
     def section(self, key: str) -> Mapping[str, Any]:
         """An object within the config; empty where the key is absent."""
         value = self._get(key, {})

@@ -44,10 +44,10 @@ def _family(fields: Fields) -> str:
     family = fields.text("model_type")
     if family not in FAMILIES:
         raise CheckpointError(f"{fields.where} is of the family {family!r}, which is not known here", KNOWN)
-    architectures = fields.values.get("architectures") or []
-    if any("DSpark" in str(name) or "DFlash" in str(name) for name in architectures):
+    architectures = fields.texts("architectures")
+    if any("DSpark" in name or "DFlash" in name for name in architectures):
         raise CheckpointError(f"{fields.where} describes a drafter, not a model to chat with", "give it as --drafter")
-    if architectures and not any(str(name).endswith("ForCausalLM") for name in architectures):
+    if architectures and not any(name.endswith("ForCausalLM") for name in architectures):
         raise CheckpointError(f"{fields.where} describes {architectures[0]}, which generates no text", KNOWN)
     return family
 

@@ -86,6 +86,17 @@ def open_safetensors(folder: Path, renamed: Mapping[str, str] | None = None) -> 
     return SafetensorsWeights({new: files[old] for new, old in names.items()}, names)
 
 
+def open_file(path: Path) -> SafetensorsWeights:
+    """Open one safetensors file with all its tensors.
+
+    Raises:
+        CheckpointError: it is missing, cut short or damaged.
+    """
+    file = _open(path)
+    names = list(file.keys())
+    return SafetensorsWeights(dict.fromkeys(names, file), {name: name for name in names})
+
+
 def _rename(name: str, renamed: Mapping[str, str]) -> str:
     for old, new in renamed.items():
         if name.startswith(old):

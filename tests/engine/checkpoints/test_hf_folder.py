@@ -134,6 +134,7 @@ def test_a_garbage_config_is_named(folder: Path, content: bytes) -> None:
         ({"architectures": ["Qwen3DSparkModel"]}, ["drafter"]),
         ({"architectures": ["LlamaForSequenceClassification"]}, ["LlamaForSequenceClassification"]),
         ({"quantization_config": {"quant_method": "gptq"}}, ["gptq", "gguf"]),
+        ({"architectures": {"a": 1}}, ["architectures", "list of texts"]),
         ({"hidden_act": "gelu"}, ["'gelu'"]),
         ({"hidden_size": "48"}, ["hidden_size"]),
         ({"hidden_size": True}, ["hidden_size"]),
