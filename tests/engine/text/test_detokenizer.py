@@ -3,7 +3,7 @@ from __future__ import annotations
 import sys
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from dspark_cli.engine.contracts import TextSink
@@ -130,17 +130,26 @@ def _first_stop(text: str, stops: list[str]) -> tuple[str, bool]:
     return text, False
 
 
-@given(
-    st.text(alphabet="ab\n", max_size=25),
-    st.lists(st.text(alphabet="ab\n", min_size=1, max_size=5), min_size=1, max_size=3),
-    st.data(),
-)
-def test_stops_do_not_depend_on_how_the_text_is_cut(text: str, stops: list[str], data: st.DataObject) -> None:
-    pieces, rest = [], text
-    while rest:
-        size = data.draw(st.integers(1, len(rest)))
-        pieces.append(rest[:size])
-        rest = rest[size:]
+@st.composite
+def _texts_with_stops(draw: st.DrawFn) -> tuple[list[str], list[str]]:
+    """A text in pieces, and stop strings, of which most stand in the text and many overlap."""
+    pieces = draw(st.lists(st.text(alphabet="aab\n", min_size=1, max_size=6), max_size=8))
+    text = "".join(pieces) or "a"
+    stops = [draw(st.text(alphabet="ab", min_size=1, max_size=3)) + "\n"]
+    for _ in range(draw(st.integers(0, 3))):
+        start = draw(st.integers(0, len(text) - 1))
+        stops.append(text[start : start + draw(st.integers(2, 6))])
+    return pieces, stops
+
+
+@settings(max_examples=300)
+@given(_texts_with_stops())
+@example((["aa", "ab"], ["aab"]))
+@example((["bab"], ["b", "ab"]))
+@example((["aabaaabaaa\n"], ["aabaaa\n"]))
+def test_stops_do_not_depend_on_how_the_text_is_cut(drawn: tuple[list[str], list[str]]) -> None:
+    pieces, stops = drawn
+    text = "".join(pieces)
     expected, complete = _first_stop(text, stops)
     sink = Detokenizer(demo(), stops)
     shown, ended = "", False

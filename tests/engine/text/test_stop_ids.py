@@ -38,7 +38,9 @@ def test_end_markers_of_other_families() -> None:
 
 def test_ordinary_text_after_an_answer_is_no_end_marker() -> None:
     known = _demo_without_eos()
-    assert stop_ids.find(known, ChatTemplate("{% for m in messages %}{{ m.content }}\n\n{% endfor %}")) == frozenset()
+    for after in ("\\n\\n", "\\nUser:", " END<|im_end|>"):
+        template = ChatTemplate("{% for m in messages %}{{ m.content }}{{ '" + after + "' }}{% endfor %}")
+        assert stop_ids.find(known, template) == frozenset(), after
     assert stop_ids.find(known, ChatTemplate("{{ messages[0].content }}<|im_end|>")) == frozenset()
     assert stop_ids.find(known, ChatTemplate("{{ raise_exception('no') }}")) == frozenset()
     assert stop_ids.find(known, ChatTemplate(None)) == frozenset()
