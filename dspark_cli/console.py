@@ -35,6 +35,7 @@ class Console:
         self._colour = self.err_is_terminal and able and not environment.get("NO_COLOR")
         self._rewrites = self.err_is_terminal and able
         self._passing = False
+        self._err_lost = False
         self._line_open = {"out": False, "err": False}
 
     @classmethod
@@ -135,9 +136,10 @@ class Console:
         self._line_open["err"] = not ends_line
 
     def _raw_err(self, text: str) -> None:
-        try:
-            self._err.write(text)
-            self._err.flush()
-        except OSError:
-            # Nobody reads remarks any more; the answer may still be wanted.
-            self._err = open(os.devnull, "w")  # noqa: SIM115 (open until the process ends)
+        # Where nobody reads remarks any more, the answer may still be wanted.
+        if not self._err_lost:
+            try:
+                self._err.write(text)
+                self._err.flush()
+            except OSError:
+                self._err_lost = True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import shutil
 from collections.abc import Callable
@@ -139,12 +140,17 @@ def explain(repo: str, error: Exception) -> CheckpointError:
     status = next((item.response.status_code for item in chain if isinstance(item, errors.HfHubHTTPError)), None)
     if status is not None:
         return CheckpointError(f"the hub answered {status} to the request for {repo}", "try again later")
-    full = next((item for item in chain if isinstance(item, OSError) and item.errno in (28, 122)), None)
+    full = next(
+        (item for item in chain if isinstance(item, OSError) and item.errno in (errno.ENOSPC, errno.EDQUOT)), None
+    )
     if full is not None:
         return CheckpointError(f"the disk was full before {repo} was whole", "make room and run the command again")
-    denied = next((item for item in chain if isinstance(item, PermissionError)), None)
+    denied = next((item for item in chain if isinstance(item, OSError) and item.filename), None)
     if denied is not None:
-        return CheckpointError(f"cannot write {denied.filename}", "correct its permissions, or set HF_HOME")
+        return CheckpointError(
+            f"cannot keep {repo} at {denied.filename} ({denied.strerror})",
+            "correct that, or set HF_HOME to another folder",
+        )
     return CheckpointError(
         f"cannot download {repo} from {constants.ENDPOINT} ({type(error).__name__})",
         "check the network and run the command again, or give the folder of a checkpoint",

@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import json
+import os
 from typing import Annotated
 
 import typer
 
-from dspark_cli.commands.shared_options import config_file, with_settings
+from dspark_cli.commands.shared_options import config_file
 from dspark_cli.console import Console
 from dspark_cli.errors import UsageError, nearest
-from dspark_cli.settings import DEFAULTS, SPECS, Merged, Value, flag, variable
+from dspark_cli.settings import DEFAULTS, SPECS, Merged, Value, flag, merge, variable
 
 ACTIONS = ("show", "path", "example")
 
 
-@with_settings()
 def config(
-    merged: Merged,
-    console: Console,
+    context: typer.Context,
     action: Annotated[
         str,
         typer.Argument(
@@ -28,11 +27,13 @@ def config(
             show_default=False,
         ),
     ] = "show",
+    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
 ) -> None:
     """Show the settings and where each came from.
 
     A flag wins over its environment variable, that over the config file, that over the default.
     """
+    console: Console = context.obj
     if action not in ACTIONS:
         near = nearest(action, ACTIONS)
         raise UsageError(f"there is no dspark config {action}", f"use {near or ', '.join(ACTIONS)}")
@@ -41,7 +42,7 @@ def config(
     elif action == "example":
         console.record(example_file().rstrip("\n"))
     else:
-        console.record(settings_table(merged))
+        console.record(settings_table(merge({}, os.environ, config_file())))
 
 
 def settings_table(merged: Merged) -> str:

@@ -1,4 +1,4 @@
-"""``dspark`` as a process, with the scripted engine in place of the real one: python -m tests.fakes.scripted_program."""
+"""``dspark`` as a process with the scripted engine in place of the real one (run it with python -m)."""
 
 from __future__ import annotations
 
