@@ -73,8 +73,10 @@ def _frequencies(rope: RopeConfig, head_dim: int) -> Tensor:
         return frequencies
     if rope.kind == "linear":
         return frequencies / rope.factor
+    if rope.kind == "factors":
+        return frequencies / torch.tensor(rope.factors, dtype=torch.float32)
     if rope.kind != "llama3":
-        raise CheckpointError(f"unknown rope scaling '{rope.kind}'", "known are default, linear and llama3")
+        raise CheckpointError(f"unknown rope scaling '{rope.kind}'", "known are default, linear, llama3 and factors")
     # Llama 3: long wavelengths are stretched, short ones kept, those between are blended.
     wavelengths = 2 * math.pi / frequencies
     turns = rope.original_context / wavelengths

@@ -12,6 +12,7 @@ from dspark_kernels import KernelSet, select
 from dspark_cli.engine.checkpoints.checkpoint import Checkpoint, GenerationDefaults
 from dspark_cli.engine.checkpoints.drafter_formats import open_drafter
 from dspark_cli.engine.checkpoints.opening import open_checkpoint
+from dspark_cli.engine.checkpoints.weight_cache import with_weight_cache
 from dspark_cli.engine.contracts import Drafter, Sampling
 from dspark_cli.engine.device import Device, choose_device
 from dspark_cli.engine.drafters.dspark import DSparkDrafter
@@ -71,7 +72,7 @@ def load_pair(options: EngineOptions, tell: Callable[[str], None]) -> LoadedPair
     if options.threads is not None:
         torch.set_num_threads(options.threads)
     kernels = select(options.kernels, device.torch_device)
-    checkpoint = open_checkpoint(options.model)
+    checkpoint = with_weight_cache(open_checkpoint(options.model), tell, options.weight_cache)
     words = _tokenizer(checkpoint)
     for note in words.notes:
         tell(note)
