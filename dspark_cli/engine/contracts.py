@@ -42,7 +42,8 @@ class Request:
     """One reply to be made.
 
     ``detail`` 0 leaves the probabilities out of the round events, 1 gives ``p`` and ``q``, 2 also the top
-    alternatives of each verified row. ``schedule`` is a policy's text, such as ``fixed:7``.
+    alternatives of each verified row. ``schedule`` is a policy's text, such as ``fixed:7``. ``continues``: the reply
+    goes on in the middle of the prompt's text (raw prompts), so that its leading space belongs to it.
     """
 
     id: str
@@ -53,6 +54,7 @@ class Request:
     stop_strings: tuple[str, ...] = ()
     schedule: str = "off"
     detail: int = 1
+    continues: bool = False
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from itertools import accumulate
 from operator import mul
@@ -24,11 +24,11 @@ TOP_ALTERNATIVES = 5
 
 
 class Vocabulary(Protocol):
-    """Words for ids, for people."""
+    """Words for ids, for people; ``continues`` keeps a space that leads."""
 
     def piece(self, token: int) -> str: ...
 
-    def decode(self, tokens: list[int]) -> str: ...
+    def decode(self, ids: Iterable[int], *, continues: bool = False) -> str: ...
 
 
 class DecodeLoop:
@@ -135,7 +135,8 @@ class DecodeLoop:
         return Round(
             request=sequence.request.id, index=0, position=position, anchor=None, draft=(), confidence=None,
             survival=None, planned=0, verified=0, accepted=0, next_token=token, outcome="bonus", tokens=tokens,
-            text=self.vocabulary.decode(list(tokens)), reason="first-token", ms=RoundTimes(accept=ms, total=ms),
+            text=self.vocabulary.decode(tokens, continues=sequence.request.continues), reason="first-token",
+            ms=RoundTimes(accept=ms, total=ms),
         )  # fmt: skip
 
     def _round_event(self, sequence: Sequence, result: RoundResult) -> Round:
@@ -157,7 +158,7 @@ class DecodeLoop:
             next_token=verdict.next_token,
             outcome=verdict.outcome,
             tokens=result.tokens,
-            text=self.vocabulary.decode(list(result.tokens)),
+            text=self.vocabulary.decode(result.tokens, continues=True),
             reason=plan.reason,
             pieces=tuple(self.vocabulary.piece(token) for token in draft.tokens),
             p=_target_probabilities(sequence.law.greedy, result),

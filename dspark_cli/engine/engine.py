@@ -27,12 +27,14 @@ __all__ = ["Engine", "EngineOptions", "Prompt"]
 class Prompt:
     """Token ids to answer; ``left_out`` messages of the conversation did not fit the context.
 
-    ``starts_in_reasoning``: the template opened a reasoning part that the reply continues.
+    ``starts_in_reasoning``: the template opened a reasoning part that the reply continues. ``raw``: the reply
+    continues the prompt's own text.
     """
 
     ids: tuple[int, ...]
     left_out: int = 0
     starts_in_reasoning: bool = False
+    raw: bool = False
 
 
 @dataclass
@@ -137,7 +139,7 @@ class Engine:
 
     def raw_prompt(self, text: str) -> Prompt:
         """``text`` as it stands, with a BOS only where the tokenizer adds one."""
-        return Prompt(tuple(self._pair.tokenizer.raw_prompt_ids(text)))
+        return Prompt(tuple(self._pair.tokenizer.raw_prompt_ids(text)), raw=True)
 
     def request(
         self,
@@ -176,6 +178,7 @@ class Engine:
             stop_strings=stop_strings,
             schedule=chosen,
             detail=detail,
+            continues=prompt.raw,
         )
 
     def generate(self, request: Request) -> Iterator[Event]:
@@ -237,7 +240,9 @@ class Engine:
             cache=cache if cache is not None else self._pair.target.new_cache(),
             context=context if context is not None or drafter is None else drafter.new_context(),
             law=law,
-            sink=Detokenizer(self._pair.tokenizer, request.stop_strings),
+            sink=Detokenizer(
+                self._pair.tokenizer, request.stop_strings, stop_ids=request.stop_ids, continues=request.continues
+            ),
             context_length=self.context_length,
         )
         return sequence, cached

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -27,8 +27,8 @@ class Numbers:
     def piece(self, token: int) -> str:
         return f"{token} "
 
-    def decode(self, tokens: list[int]) -> str:
-        return "".join(map(self.piece, tokens))
+    def decode(self, ids: Iterable[int], *, continues: bool = False) -> str:
+        return "".join(map(self.piece, ids))
 
 
 @dataclass(frozen=True)

@@ -31,8 +31,8 @@ class Letters:
     def piece(self, token: int) -> str:
         return chr(ord("a") + token)
 
-    def decode(self, tokens: list[int]) -> str:
-        return "".join(self.piece(token) for token in tokens)
+    def decode(self, ids: list[int], *, continues: bool = False) -> str:
+        return "".join(self.piece(token) for token in ids)
 
 
 class LetterSink:
