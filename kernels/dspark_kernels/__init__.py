@@ -7,13 +7,14 @@ The references are the specification: plain torch, right on every device and in 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from dspark_kernels import (
+    half_linear,
     packed_linear,
     packed_linear_reference,
     rms_norm,
@@ -24,7 +25,7 @@ from dspark_kernels import (
     swiglu_reference,
 )
 
-NAMES = ("auto", "reference", "onednn")
+NAMES = ("auto", "reference", "onednn", "fbgemm")
 
 
 class Linear(Protocol):
@@ -66,16 +67,27 @@ ONEDNN = KernelSet(
     rotate=rotary.rotate,
 )
 
+FBGEMM = replace(ONEDNN, name="fbgemm", pack_linear=half_linear.HalfLinear)
+
 
 def select(name: str, device: torch.device | str) -> KernelSet:
-    """The kernels called ``name`` for ``device``; ``auto`` takes the fastest that run there.
+    """The kernels called ``name`` for ``device``.
+
+    ``onednn`` (packed float32 weights) and ``fbgemm`` (float16 weights, which rounds those that float16 cannot hold)
+    are for float32 on the CPU. ``auto`` takes the fastest that changes no weight: ``onednn`` where it runs.
 
     Raises:
         ValueError: an unknown name, or kernels that do not run on this device or in this build of torch.
     """
     if name not in NAMES:
         raise ValueError(f"unknown kernels '{name}' (known: {', '.join(NAMES)})")
-    runs = torch.device(device).type == "cpu" and packed_linear.available()
-    if name == "onednn" and not runs:
-        raise ValueError(f"the onednn kernels do not run on {device} with this build of torch")
-    return ONEDNN if runs and name != "reference" else REFERENCE
+    on_cpu = torch.device(device).type == "cpu"
+    runs = {
+        "reference": REFERENCE,
+        "onednn": ONEDNN if on_cpu and packed_linear.available() else None,
+        "fbgemm": FBGEMM if on_cpu and half_linear.available() else None,
+    }
+    kernels = runs["onednn"] or REFERENCE if name == "auto" else runs[name]
+    if kernels is None:
+        raise ValueError(f"the {name} kernels do not run on {device} with this build of torch")
+    return kernels
