@@ -193,7 +193,7 @@ def _quartiles(spread: Spread | None) -> str:
 
 def _interval(ratio: PairedRatio) -> str:
     if ratio.low is None or ratio.high is None:
-        return "(one pair)"
+        return "(one pair)" if ratio.pairs == 1 else f"({ratio.pairs} pairs)"
     return f"({ratio.low:.2f}–{ratio.high:.2f})"
 
 

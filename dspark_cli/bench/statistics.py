@@ -38,9 +38,9 @@ class Spread:
 
 @dataclass(frozen=True)
 class PairedRatio:
-    """Geometric mean of ``pairs`` ratios, with the interval that holds the true one with ``confidence``.
+    """What ``pairs`` ratios come to, with the interval that holds the true one with ``confidence``.
 
-    ``low`` and ``high`` are None for a single pair, which says nothing about its own doubt.
+    ``low`` and ``high`` are None where the pairs are too few to say anything about their own doubt.
     """
 
     ratio: float
@@ -62,16 +62,12 @@ class PairedRatio:
 def paired_ratio(pairs: Iterable[tuple[float, float]], confidence: float = CONFIDENCE) -> PairedRatio | None:
     """How many times as large the first of each pair is as the second; None without pairs.
 
-    The interval is Student's t on the logarithms of the ratios.
+    The geometric mean of the ratios; the interval is Student's t on their logarithms.
 
     Raises:
         ValueError: a value is not positive and finite.
     """
-    logs: list[float] = []
-    for first, second in pairs:
-        if not (0.0 < first < math.inf and 0.0 < second < math.inf):
-            raise ValueError(f"a ratio needs positive finite values, not {first} and {second}")
-        logs.append(math.log(first) - math.log(second))
+    logs = [math.log(first) - math.log(second) for first, second in _checked(pairs)]
     if not logs:
         return None
     mean = statistics.fmean(logs)
@@ -79,6 +75,35 @@ def paired_ratio(pairs: Iterable[tuple[float, float]], confidence: float = CONFI
         return PairedRatio(math.exp(mean), None, None, 1, confidence)
     half = t_quantile((1 + confidence) / 2, len(logs) - 1) * statistics.stdev(logs) / math.sqrt(len(logs))
     return PairedRatio(math.exp(mean), math.exp(mean - half), math.exp(mean + half), len(logs), confidence)
+
+
+def median_ratio(pairs: Iterable[tuple[float, float]], confidence: float = CONFIDENCE) -> PairedRatio | None:
+    """Like :func:`paired_ratio`, but the median, which some wild values (another program woke up) do not move.
+
+    The interval lies between two order statistics: it assumes nothing but that the pairs are independent.
+
+    Raises:
+        ValueError: a value is not positive and finite.
+    """
+    ratios = sorted(first / second for first, second in _checked(pairs))
+    if not ratios:
+        return None
+    count = len(ratios)
+    # The most values that may be left out on either side: heads in ``count`` throws of a coin.
+    left_out, tail = -1, 0.0
+    while tail <= (1 - confidence) / 2:
+        left_out += 1
+        tail += math.comb(count, left_out) / 2**count
+    if left_out == 0:
+        return PairedRatio(statistics.median(ratios), None, None, count, confidence)
+    return PairedRatio(statistics.median(ratios), ratios[left_out - 1], ratios[-left_out], count, confidence)
+
+
+def _checked(pairs: Iterable[tuple[float, float]]) -> Iterable[tuple[float, float]]:
+    for first, second in pairs:
+        if not (0.0 < first < math.inf and 0.0 < second < math.inf):
+            raise ValueError(f"a ratio needs positive finite values, not {first} and {second}")
+        yield first, second
 
 
 def t_quantile(probability: float, freedom: int) -> float:

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from dspark_cli.bench.statistics import PairedRatio, paired_ratio
+from dspark_cli.bench.statistics import PairedRatio, median_ratio
 from dspark_cli.engine.contracts import Cache, Rows, Target
 
 WIDTHS = (1, 2, 4, 8)
@@ -34,9 +34,9 @@ class StepCurve:
         return tuple(median(times) for times in self.times)
 
     def ratio(self, width: int) -> PairedRatio | None:
-        """What ``width`` rows cost against one, paired by repeat."""
+        """What ``width`` rows cost against one: the median over the repeats."""
         one, many = self.times[self.widths.index(1)], self.times[self.widths.index(width)]
-        return paired_ratio(zip(many, one, strict=True))
+        return median_ratio(zip(many, one, strict=True))
 
     def to_dict(self) -> dict[str, Any]:
         ratios = {width: self.ratio(width) for width in self.widths}

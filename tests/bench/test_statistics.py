@@ -10,7 +10,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from dspark_cli.bench.statistics import FASTER, SLOWER, UNSEEN, PairedRatio, Spread, paired_ratio, share, t_quantile
+from dspark_cli.bench.statistics import (
+    FASTER,
+    SLOWER,
+    UNSEEN,
+    PairedRatio,
+    Spread,
+    median_ratio,
+    paired_ratio,
+    share,
+    t_quantile,
+)
 
 SPEEDS = st.floats(0.1, 1e4)
 
@@ -105,6 +115,41 @@ def test_noise_is_called_a_difference_as_seldom_as_promised(pairs: int) -> None:
     wrong = sum(_measured(1.0, pairs, seed).verdict != UNSEEN for seed in range(1000))
     # Binomial around 50 of 1000: below 29 or above 73 comes once in a thousand times.
     assert 29 <= wrong <= 73
+
+
+def test_median_interval_lies_between_order_statistics() -> None:
+    pairs = [(float(value), 1.0) for value in (12, 3, 5, 1, 9, 7, 11, 2, 10, 4, 8, 6)]
+    found = median_ratio(pairs)
+    assert found is not None
+    # P(at most 2 heads in 12 throws) = .019, at most 3: .073; so two values are left out on either side.
+    assert (found.ratio, found.low, found.high, found.pairs) == (6.5, 3.0, 10.0, 12)
+    assert median_ratio([]) is None
+    few = median_ratio(pairs[:5])
+    assert few is not None
+    assert (few.ratio, few.low, few.high) == (5.0, None, None)
+    six = median_ratio(pairs[:6])
+    assert six is not None
+    assert (six.low, six.high) == (1.0, 12.0)
+
+
+def test_a_wild_value_does_not_move_the_median() -> None:
+    calm = [(1.5, 1.0)] * 12
+    found = median_ratio([*calm[:-1], (1.5, 900.0)])
+    assert found is not None
+    assert (found.ratio, found.low, found.high) == (1.5, 1.5, 1.5)
+
+
+@pytest.mark.parametrize("count", [6, 12, 30])
+def test_the_median_interval_holds_what_it_promises(count: int) -> None:
+    chance = random.Random(count)
+    held = 0
+    for _ in range(1000):
+        found = median_ratio((math.exp(chance.gauss(0, 0.1)), 1.0) for _ in range(count))
+        assert found is not None
+        assert found.low is not None
+        assert found.high is not None
+        held += found.low <= 1.0 <= found.high
+    assert held >= 935  # at least 95 %, less two standard errors of a thousand trials
 
 
 def test_spread() -> None:
