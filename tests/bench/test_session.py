@@ -156,7 +156,7 @@ def test_a_wrong_token_is_found(engine: Engine) -> None:
 
 @pytest.mark.parametrize(("stop", "samples", "complete"), [(4, 6, 2), (1, 0, 0)])
 def test_interrupted_it_has_what_was_measured(engine: Engine, stop: int, samples: int, complete: int) -> None:
-    """The first reply of a mode is its warm-up; in the third turn, which is turned round, the other mode comes first."""
+    """A mode warms up with its first reply; the third turn is turned round, so the other mode comes first in it."""
     found = _with(engine, stop=stop)
     assert found.stopped == "interrupted"
     assert (len(found.samples), found.complete()) == (samples, complete)
