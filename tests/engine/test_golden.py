@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ from dspark_cli.engine.checkpoints.drafter_formats import open_drafter
 from dspark_cli.engine.checkpoints.hf_folder import open_folder
 from dspark_cli.engine.contracts import Request, Rows, Sampling, Scheduler, Target
 from dspark_cli.engine.drafters.dspark import DSparkDrafter
+from dspark_cli.engine.model_config import TargetConfig, WeightSource
 from dspark_cli.engine.pairing import check_pairing
 from dspark_cli.engine.round import RoundResult, run_round
 from dspark_cli.engine.sampling import ReplyLaw, SeededStream, TokenLaw
@@ -165,14 +166,15 @@ def test_a_context_that_lived_through_rounds_equals_one_freshly_read(folder):
     """Rejections, and a second turn that keeps a part of the first, leave no trace in what is drafted."""
     loaded = _load(folder)
     run = loaded.golden["runs"][0]
+    rejections = 0
     for drafter in loaded.drafters.values():
         sequence, rounds = _roll(
             loaded, drafter, run["prompt_ids"], loaded.golden["max_new_tokens"], Fixed(drafter.block_size)
         )
-        assert any(result.verdict.outcome == "corrected" for _, result in rounds)
+        rejections += sum(result.verdict.outcome == "corrected" for _, result in rounds)
         context = sequence.context
         assert context is not None
-        for length in (context.length, context.length // 2, 1):
+        for length in (context.length, (context.length + 1) // 2, 1):
             context.truncate(length)
             ids, anchor = tuple(sequence.ids[:length]), sequence.ids[length]
             (read,) = loaded.target.forward([Rows(loaded.target.new_cache(), ids, length)], drafter.taps)
@@ -181,3 +183,49 @@ def test_a_context_that_lived_through_rounds_equals_one_freshly_read(folder):
             lived, anew = (drafter.draft(held, anchor, sequence.law, drafter.block_size) for held in (context, fresh))
             assert lived.tokens == anew.tokens
             assert (lived.confidence_logits or ()) == pytest.approx(anew.confidence_logits or (), rel=0, abs=1e-5)
+    assert rejections > 0
+
+
+class _LaterLayers:
+    """The weights of a target without its first ``skipped`` layers, whose embedding of id i is row i of ``rows``."""
+
+    weights_format = "f32"
+
+    def __init__(self, weights: WeightSource, config: TargetConfig, skipped: int, rows: torch.Tensor) -> None:
+        self._weights = weights
+        self._skipped = skipped
+        self._head = "model.embed_tokens.weight" if config.tied_head else "lm_head.weight"
+        self._embedding = torch.zeros(config.vocab_size, rows.shape[1])
+        self._embedding[: len(rows)] = rows
+
+    def __contains__(self, name: str) -> bool:
+        return True
+
+    def tensor(self, name: str) -> torch.Tensor:
+        if name == "model.embed_tokens.weight":
+            return self._embedding
+        if name == "lm_head.weight":
+            return self._weights.tensor(self._head)
+        start, _, rest = name.removeprefix("model.layers.").partition(".")
+        return self._weights.tensor(f"model.layers.{int(start) + self._skipped}.{rest}" if start.isdigit() else name)
+
+
+@pytest.mark.parametrize("folder", SETS, ids=lambda folder: folder.name)
+def test_layers_after_a_tap_lead_from_its_rows_to_the_target_s_own_logits(folder):
+    """A tap one layer off would go unnoticed in use: it costs acceptance and raises nothing."""
+    checkpoint, kernels = open_folder(folder / "target"), select("auto", "cpu")
+    config, target = checkpoint.config, _load(folder).target
+    ids = tuple(_load(folder).golden["runs"][0]["prompt_ids"])[: config.vocab_size]
+    taps = tuple(range(-1, config.layers - 1))
+    (read,) = target.forward([Rows(target.new_cache(), ids)], taps)
+    assert read.taps is not None
+    for tap, rows in zip(taps, read.taps.chunk(len(taps), dim=1), strict=True):
+        later = replace(
+            config,
+            layers=config.layers - tap - 1,
+            sliding_windows=config.sliding_windows[tap + 1 :],
+            tied_head=False,
+        )
+        rest = TorchTarget(later, _LaterLayers(checkpoint.weights, config, tap + 1, rows), kernels)
+        (again,) = rest.forward([Rows(rest.new_cache(), tuple(range(len(ids))))])
+        torch.testing.assert_close(again.logits, read.logits, atol=1e-5, rtol=0)
