@@ -50,7 +50,8 @@ LAYERS = (
         tuple(
             f"engine.{name}"
             for name in (
-                "contracts", "model_config", "sequence", "layers", "kv_cache", "sampling", "acceptance", "stopping",
+                "contracts", "model_config", "sequence", "layers", "kv_cache", "sampling", "token_filters",
+                "acceptance", "stopping",
             )
         ),
         below=("words", "kernels"),
