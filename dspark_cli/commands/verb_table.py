@@ -53,6 +53,13 @@ VERBS = (
         ("dspark bench --quick",),
     ),
     Verb(
+        "eval", "dspark_cli.commands.eval:evaluate", "Measure how much of its drafts a target accepts.", "Drafters",
+        (
+            "dspark eval --drafter ./my-drafter",
+            "dspark eval --drafter ./my-drafter --temperature 1 --seed 1 --json",
+        ),
+    ),
+    Verb(
         "config", "dspark_cli.commands.config:config", "Show the settings and where each came from.", "Set up",
         (
             "dspark config  # every setting, its value, its source",
