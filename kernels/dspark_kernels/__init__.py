@@ -15,6 +15,7 @@ from torch import Tensor
 
 from dspark_kernels import (
     half_linear,
+    mixed_linear,
     packed_linear,
     packed_linear_reference,
     rms_norm,
@@ -25,7 +26,7 @@ from dspark_kernels import (
     swiglu_reference,
 )
 
-NAMES = ("auto", "reference", "onednn", "fbgemm")
+NAMES = ("auto", "reference", "onednn", "fbgemm", "mixed")
 
 
 class Linear(Protocol):
@@ -68,13 +69,14 @@ ONEDNN = KernelSet(
 )
 
 FBGEMM = replace(ONEDNN, name="fbgemm", pack_linear=half_linear.HalfLinear)
+MIXED = replace(ONEDNN, name="mixed", pack_linear=mixed_linear.MixedLinear)
 
 
 def select(name: str, device: torch.device | str) -> KernelSet:
     """The kernels called ``name`` for ``device``.
 
     ``onednn`` (packed float32 weights) and ``fbgemm`` (float16 weights, which rounds those that float16 cannot hold)
-    are for float32 on the CPU. ``auto`` takes the fastest that changes no weight: ``onednn`` where it runs.
+    are for float32 on the CPU, ``mixed`` (bfloat16 products) for making training text there. ``auto`` takes the fastest that changes no weight: ``onednn`` where it runs.
 
     Raises:
         ValueError: an unknown name, or kernels that do not run on this device or in this build of torch.
@@ -86,6 +88,7 @@ def select(name: str, device: torch.device | str) -> KernelSet:
         "reference": REFERENCE,
         "onednn": ONEDNN if on_cpu and packed_linear.available() else None,
         "fbgemm": FBGEMM if on_cpu and half_linear.available() else None,
+        "mixed": MIXED if on_cpu and packed_linear.available() else None,
     }
     kernels = runs["onednn"] or REFERENCE if name == "auto" else runs[name]
     if kernels is None:
