@@ -84,8 +84,9 @@ LAYERS = (
         "work",
         ("training", "bench"),
         below=("words", "records", "kernels", "nouns", "siblings", "scheduler", "conductor", "door"),
-        libraries=TORCH,
-        lazy_libraries=frozenset({"transformers"}),
+        libraries=TORCH | {"numpy", "safetensors"},
+        lazy_libraries=frozenset({"transformers", "matplotlib"}),
+        together=True,
     ),
     Layer("view", ("reply_view",), below=("words", "records"), typed=("nouns", "door")),
     Layer(

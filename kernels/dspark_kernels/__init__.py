@@ -76,7 +76,8 @@ def select(name: str, device: torch.device | str) -> KernelSet:
     """The kernels called ``name`` for ``device``.
 
     ``onednn`` (packed float32 weights) and ``fbgemm`` (float16 weights, which rounds those that float16 cannot hold)
-    are for float32 on the CPU, ``mixed`` (bfloat16 products) for making training text there. ``auto`` takes the fastest that changes no weight: ``onednn`` where it runs.
+    are for float32 on the CPU, ``mixed`` (bfloat16 products) for making training text there. ``auto`` takes the
+    fastest that changes no weight: ``onednn`` where it runs.
 
     Raises:
         ValueError: an unknown name, or kernels that do not run on this device or in this build of torch.
