@@ -72,6 +72,13 @@ def test_a_rotation_is_the_same_however_it_is_asked_for() -> None:
     assert torch.equal(table.span(998, 1000), whole[998:])
 
 
+def test_frequency_factors_divide_the_frequencies() -> None:
+    factors = (1.0, 1.5, 4.0, 8.0)
+    rotation = RotaryTable(RopeConfig(theta=100.0, kind="factors", factors=factors), 8).span(0, 20).squeeze(1)
+    angles = torch.arange(20.0).outer(100.0 ** (-torch.arange(4) / 4) / torch.tensor(factors))
+    torch.testing.assert_close(rotation, torch.polar(torch.ones_like(angles), angles))
+
+
 def test_refuses_an_unknown_rope_scaling() -> None:
     with pytest.raises(CheckpointError, match="unknown rope scaling 'yarn'"):
         RotaryTable(RopeConfig(kind="yarn"), 16)

@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 import torch
-from dspark_kernels import ONEDNN, REFERENCE, KernelSet
+from dspark_kernels import FBGEMM, ONEDNN, REFERENCE, KernelSet
 from torch import Tensor
 
 from dspark_cli.engine.contracts import Cache, Rows, Target
@@ -37,7 +37,7 @@ def qwen3() -> TorchTarget:
     return pair("qwen3-mixed").ours()
 
 
-@pytest.mark.parametrize("kernels", [REFERENCE, ONEDNN], ids=lambda kernels: kernels.name)
+@pytest.mark.parametrize("kernels", [REFERENCE, ONEDNN, FBGEMM], ids=lambda kernels: kernels.name)
 @pytest.mark.parametrize("key", FAMILIES)
 def test_logits_and_taps_are_those_of_transformers(key: str, kernels: KernelSet) -> None:
     ids = _ids(63)
@@ -110,10 +110,11 @@ def test_memory_that_was_never_written_does_not_leak(qwen3: TorchTarget) -> None
     torch.testing.assert_close(_read(qwen3, cache, ids[20:], (3, 4)), expected, **TOLERANCE)
 
 
+@pytest.mark.parametrize("kernels", [ONEDNN, FBGEMM], ids=lambda kernels: kernels.name)
 @pytest.mark.parametrize("key", FAMILIES)
-def test_widths_1_to_16_agree(key: str) -> None:
+def test_widths_1_to_16_agree(key: str, kernels: KernelSet) -> None:
     """Same choice at every width; where it differs, the two best must be closer than 1e-4."""
-    target, prompt, new = pair(key).ours(), _ids(30), _ids(16, seed=3)
+    target, prompt, new = pair(key).ours(kernels), _ids(30), _ids(16, seed=3)
     cache = target.new_cache()
     _read(target, cache, prompt)
     alone = _read(target, cache, new, tuple(range(1, 16)))
@@ -126,6 +127,32 @@ def test_widths_1_to_16_agree(key: str) -> None:
         for row in (logits.argmax(-1) != alone.argmax(-1)).nonzero().flatten().tolist():
             close_calls.append((width, row, (best[row, 0] - best[row, 1]).item()))
     assert all(gap < 1e-4 for _, _, gap in close_calls), close_calls
+
+
+@pytest.mark.parametrize("key", FAMILIES)
+def test_runs_in_half_precision(key: str) -> None:
+    """What a card does, on the CPU: all of it in float16, caches and masks too."""
+    ids, target = _ids(63), pair(key).ours(REFERENCE, dtype=torch.float16)
+    cache = target.new_cache()
+    logits = _read(target, cache, ids, (40, 41, 48))
+    assert logits.dtype == cache.reserve(0).keys[0].dtype == torch.float16
+    expected, _ = pair(key).expected(ids)
+    # Relative to the spread of the logits: rounding of float16 (2^-11) through a few layers.
+    assert ((logits - expected).norm() / expected.norm()).item() < 5e-3
+
+
+@pytest.mark.parametrize("key", FAMILIES)
+def test_makes_every_tensor_on_its_own_device(key: str) -> None:
+    """On a device without memory, any tensor that was left on the CPU is an error."""
+    target = pair(key).ours(REFERENCE, device="meta", dtype=torch.bfloat16)
+    caches = [target.new_cache(), target.new_cache()]
+    for counts in ((40, 3), (1, 8), (1, 1)):
+        blocks = [Rows(cache, _ids(count), count - 1) for cache, count in zip(caches, counts, strict=True)]
+        for verification in target.forward(blocks, (-1, 2)):
+            assert verification.logits.device.type == "meta"
+            assert verification.taps is not None
+            assert verification.taps.device.type == "meta"
+    assert [cache.length for cache in caches] == [42, 12]
 
 
 def test_rows_without_logits_still_give_taps(qwen3: TorchTarget) -> None:

@@ -65,8 +65,8 @@ class Pair:
     theirs: Any
     config: TargetConfig
 
-    def ours(self, kernels: KernelSet = ONEDNN) -> TorchTarget:
-        return TorchTarget(self.config, MemoryWeights(self.theirs.state_dict()), kernels)
+    def ours(self, kernels: KernelSet = ONEDNN, device: str = "cpu", dtype: torch.dtype = torch.float32) -> TorchTarget:
+        return TorchTarget(self.config, MemoryWeights(self.theirs.state_dict()), kernels, device, dtype)
 
     @torch.no_grad()
     def expected(self, ids: tuple[int, ...]) -> tuple[torch.Tensor, tuple[torch.Tensor, ...]]:
@@ -93,8 +93,8 @@ def pair(key: str) -> Pair:
     model = getattr(transformers, f"{family.name}ForCausalLM")(config).eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            # Large enough that attention is uneven and every bias and norm matters.
+            # Large enough that attention is uneven and every bias and norm matters; float16 can hold them all.
             noise = torch.randn(parameter.shape, generator=generator)
-            parameter.copy_(1 + 0.3 * noise if name.endswith("norm.weight") else 0.15 * noise)
+            parameter.copy_((1 + 0.3 * noise if name.endswith("norm.weight") else 0.15 * noise).half())
     ours = TargetConfig(family.name.lower(), family.shape, LAYERS, VOCABULARY, family.tied, 256, family.windows)
     return Pair(model, ours)
