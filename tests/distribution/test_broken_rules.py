@@ -100,8 +100,8 @@ def _reports(q_of: Callable[[TokenLaw, Tensor, list[int]], Tensor]) -> Callable[
     """The draft is drawn from its law, but another q is handed to the ratio test."""
     right = ReplyLaw.choose
 
-    def choose(self: ReplyLaw, logits: Tensor, drafted: list[int]) -> tuple[int, Tensor, float | None]:
-        token, _, chance = right(self, logits, drafted)
+    def choose(self: ReplyLaw, logits: Tensor, drafted: list[int], *more: Tensor) -> tuple[int, Tensor, float | None]:
+        token, _, chance = right(self, logits, drafted, *more)
         return token, q_of(self.law, logits, drafted), chance
 
     return lambda patch: patch.setattr(ReplyLaw, "choose", choose)

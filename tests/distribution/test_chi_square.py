@@ -68,8 +68,8 @@ def _no_residual(patch: pytest.MonkeyPatch) -> None:
 def _q_unfiltered(patch: pytest.MonkeyPatch) -> None:
     right = ReplyLaw.choose
 
-    def choose(self, logits, drafted):
-        token, _, chance = right(self, logits, drafted)
+    def choose(self, logits, drafted, *more):
+        token, _, chance = right(self, logits, drafted, *more)
         return token, (logits / self.law.sampling.temperature).softmax(-1), chance
 
     patch.setattr(ReplyLaw, "choose", choose)
