@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 # Logits of another engine's kernels differ by more than those of two paths through one engine.
 PEER_TIE_FACTOR = 10.0
+STEP_SHARE = 0.15  # of a limited time, for the passes by rows
 
 
 @dataclass(frozen=True)
@@ -107,11 +108,13 @@ def _measure(
 ) -> None:
     pair = engine.pair
     tell("timing passes of the target by rows")
+    now = perf_counter()
     result.steps = measure_step_curve(
         pair.target,
         taps=pair.drafter.taps if pair.drafter is not None else (),
         depth=plan.step_depth,
         repeats=plan.step_repeats,
+        deadline=None if plan.deadline is None else now + STEP_SHARE * (plan.deadline - now),
         settle=settle_for(pair.device),
     )
     tell("warming up")

@@ -56,6 +56,7 @@ def measure_step_curve(
     widths: Sequence[int] = WIDTHS,
     depth: int = DEPTH,
     repeats: int = 15,
+    deadline: float | None = None,
     settle: Callable[[], None] = lambda: None,
     clock: Callable[[], float] = perf_counter,
 ) -> StepCurve | None:
@@ -67,6 +68,7 @@ def measure_step_curve(
         widths: numbers of rows; 1 must be among them.
         depth: rows in the cache before each pass; less where the context is shorter.
         repeats: passes of each width.
+        deadline: on ``clock``, in seconds: no repeat but the first begins after it.
         settle: waits until the device has finished (nothing to do on a CPU).
         clock: seconds, rising.
 
@@ -81,6 +83,8 @@ def measure_step_curve(
     with torch.inference_mode():
         target.forward([Rows(cache, _some_ids(target, depth), depth - 1)])
         for repeat in range(-WARM_UP_PASSES, repeats):
+            if deadline is not None and repeat > 0 and clock() > deadline:
+                break
             for width in widths if repeat % 2 == 0 else tuple(reversed(widths)):
                 ms = _one_pass(target, cache, width, taps, settle, clock)
                 if repeat >= 0:

@@ -52,6 +52,18 @@ def test_the_depth_fits_the_context() -> None:
     assert measure_step_curve(SlowTarget(clock, context_length=8), repeats=2, clock=clock) is None
 
 
+def test_no_repeat_but_the_first_begins_after_the_deadline() -> None:
+    clock = FakeClock()
+    target = SlowTarget(clock)
+    # The first pass fills the cache (31 ms); a repeat takes 11 + 18 ms, two of them warm up.
+    curve = measure_step_curve(target, widths=(1, 8), depth=20, repeats=9, deadline=0.180, clock=clock)
+    assert curve is not None
+    assert [len(times) for times in curve.times] == [4, 4]
+    curve = measure_step_curve(target, widths=(1, 8), depth=20, repeats=9, deadline=0.0, clock=clock)
+    assert curve is not None
+    assert [len(times) for times in curve.times] == [1, 1]
+
+
 def test_json_has_all_figures() -> None:
     clock = FakeClock()
     curve = measure_step_curve(SlowTarget(clock), widths=(1, 4), depth=5, repeats=3, clock=clock)
