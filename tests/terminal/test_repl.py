@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import termios
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -248,31 +249,19 @@ def test_run_does_not_read_a_terminal_beside_its_argument() -> None:
 
 @pytest.mark.parametrize("busy", [False, True])
 def test_sigterm_leaves_the_terminal_as_it_was(busy: bool) -> None:
-    shell = pexpect.spawn("bash", ["--norc", "--noprofile", "--noediting"], cwd=str(ROOT), encoding="utf-8", timeout=20)
-    before = modes(shell)
-    shell.sendline(" ".join([*PROGRAM, "chat"]) + " & fg")
-    shell.expect_exact("leaves.")
-    shell.expect_exact(PROMPT)
-    time.sleep(0.3)
+    untouched = pexpect.spawn("sleep", ["60"], timeout=20)
+    chat = Chat()
+    chat.asked()
+    assert modes(chat.terminal) != modes(untouched), "the line editor changes them, so that there is something to test"
     if busy:
-        shell.send("slow\n")
-        shell.expect_exact("word3")
-    os.kill(children_of(shell.pid)[-1], signal.SIGTERM)
-    time.sleep(0.3)
-    shell.sendline("echo code:$?:")
-    shell.expect(r"code:(\d+):")
-    assert shell.match[1] == "143"
-    assert modes(shell) == before
-    shell.close(force=True)
+        chat.say("slow\n")
+        chat.until("word3")
+    os.kill(chat.terminal.pid, signal.SIGTERM)
+    chat.terminal.expect(pexpect.EOF)
+    assert modes(chat.terminal) == modes(untouched)
+    assert chat.end() == 143
+    untouched.close(force=True)
 
 
-def modes(shell: pexpect.spawn) -> str:
-    """What ``stty`` says about the terminal between two commands."""
-    shell.sendline("echo modes=$(stty -g)=")
-    shell.expect(r"modes=([0-9a-f:]+)=")
-    return str(shell.match[1])
-
-
-def children_of(pid: int) -> list[int]:
-    text = Path(f"/proc/{pid}/task/{pid}/children").read_text()
-    return [int(item) for item in text.split()]
+def modes(terminal: pexpect.spawn) -> list[int]:
+    return [int(flags) for flags in termios.tcgetattr(terminal.child_fd)[:4]]
