@@ -1,0 +1,180 @@
+"""Batches to learn from: random anchors of cached sequences, and what stands in and around their blocks.
+
+An anchor at position a of a sequence of n ids opens a block whose slot k predicts the id at a + k, from the context
+rows before a and, by teacher forcing, the true id at a + k − 1. The target's opinion on that id comes from the last
+tap at a + k − 1, which exists up to a + k = n − 1. Anchors lie in the reply, its last prompt token included.
+
+Notation: A anchors, γ block size, C context rows, P law rows, H hidden size, T taps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from dspark_cli.training.feature_cache import ShardTensors
+
+
+@dataclass(frozen=True)
+class CachedSequence:
+    """One sequence of the cache: ``ids`` int32 [n], ``features`` [n, T'·H], the final layer's output last.
+
+    ``log_mass`` [n] is the log-sum-exp of the target's logits after each id.
+    """
+
+    ids: Tensor
+    features: Tensor
+    log_mass: Tensor
+    reply_start: int
+    greedy: bool
+
+    @property
+    def anchors(self) -> range:
+        """Positions that can be anchors: at least one slot after them can be judged."""
+        return range(max(self.reply_start - 1, 0), len(self.ids) - 1)
+
+
+@dataclass(frozen=True)
+class Span:
+    """Where one sequence of a batch lies: its context rows, its anchors."""
+
+    context: slice
+    anchors: slice
+
+
+@dataclass(frozen=True)
+class AnchorBatch:
+    """Anchors of several sequences.
+
+    ``taps`` [C, T·H] and ``context_at`` [C]: context rows and their positions. ``anchor_at``, ``anchor_ids`` [A].
+    ``previous``, ``tokens`` [A, γ]: the true ids before and in each slot. ``valid`` [A, γ]: whether slot k lies
+    within its sequence. ``law_rows`` [A, γ]: which of ``last`` [P, H], with ``log_mass`` [P], judges it.
+    """
+
+    taps: Tensor
+    context_at: Tensor
+    spans: list[Span]
+    anchor_at: Tensor
+    anchor_ids: Tensor
+    previous: Tensor
+    tokens: Tensor
+    valid: Tensor
+    law_rows: Tensor
+    last: Tensor
+    log_mass: Tensor
+
+
+def sequences_of(shards: Iterable[ShardTensors], log_mass: Seq[Tensor]) -> list[CachedSequence]:
+    """The sequences that have room for an anchor; ``log_mass`` [N] one a shard."""
+    found = []
+    for shard, mass in zip(shards, log_mass, strict=True):
+        edges = shard.starts.tolist()
+        for index, (start, stop) in enumerate(zip(edges, edges[1:], strict=False)):
+            one = CachedSequence(
+                shard.ids[start:stop],
+                shard.features[start:stop],
+                mass[start:stop],
+                int(shard.reply_starts[index]),
+                bool(shard.greedy[index]),
+            )
+            if len(one.anchors):
+                found.append(one)
+    return found
+
+
+class AnchorSampler:
+    """Batch number i of a seed is always the same, whatever was drawn before: nothing to save but i.
+
+    Sequences come in a new random order each epoch; of each, ``per_sequence`` anchors are drawn without
+    replacement, or all if there are fewer. A batch holds about ``per_batch`` anchors.
+    """
+
+    def __init__(
+        self, sequences: Seq[CachedSequence], seed: int, per_batch: int, per_sequence: int, blocks: BlockMaker
+    ) -> None:
+        if not sequences:
+            raise ValueError("no sequences to draw anchors from")
+        self._sequences, self._seed, self._blocks = sequences, seed, blocks
+        self._per_sequence = per_sequence
+        self._at_once = max(1, round(per_batch / per_sequence))
+        self._orders: dict[int, list[int]] = {}
+
+    def batch(self, number: int) -> AnchorBatch:
+        first = number * self._at_once
+        chance = torch.Generator().manual_seed((self._seed << 32) + number)
+        chosen = [self._sequence(index) for index in range(first, first + self._at_once)]
+        return self._blocks.make([(one, self._anchors(one, chance)) for one in chosen])
+
+    def _sequence(self, index: int) -> CachedSequence:
+        epoch, at = divmod(index, len(self._sequences))
+        if epoch not in self._orders:
+            order = torch.Generator().manual_seed((self._seed << 32) - 1 - epoch & 0x7FFFFFFFFFFFFFFF)
+            self._orders = {e: o for e, o in self._orders.items() if e >= epoch - 1}
+            self._orders[epoch] = torch.randperm(len(self._sequences), generator=order).tolist()
+        return self._sequences[self._orders[epoch][at]]
+
+    def _anchors(self, one: CachedSequence, chance: torch.Generator) -> Tensor:
+        drawn = torch.randperm(len(one.anchors), generator=chance)[: self._per_sequence]
+        return drawn.sort().values + one.anchors.start
+
+
+@dataclass(frozen=True)
+class BlockMaker:
+    """Lays sequences and anchors out as a batch.
+
+    ``tap_columns`` are the columns of the cached features that the drafter reads, None for all but the last H.
+    """
+
+    block_size: int
+    hidden_size: int
+    tap_columns: Tensor | None = None
+
+    def make(self, chosen: Seq[tuple[CachedSequence, Tensor]]) -> AnchorBatch:
+        """``chosen``: sequences with their anchors' positions [a], rising."""
+        hidden, slots = self.hidden_size, torch.arange(self.block_size)
+        taps, context_at, spans, last, mass = [], [], [], [], []
+        anchor_at, anchor_ids, previous, tokens, valid, law_rows = [], [], [], [], [], []
+        rows = anchors = laws = 0
+        for one, at in chosen:
+            end, first, count = len(one.ids) - 1, int(at[0]), len(at)
+            context = int(at[-1])
+            features = one.features[:context]
+            taps.append(features[:, :-hidden] if self.tap_columns is None else features[:, self.tap_columns])
+            context_at.append(torch.arange(context))
+            spans.append(Span(slice(rows, rows + context), slice(anchors, anchors + count)))
+            before = at.unsqueeze(1) + slots
+            inside = before < end
+            before = before.clamp(max=end - 1)
+            anchor_at.append(at)
+            anchor_ids.append(one.ids[at])
+            previous.append(one.ids[before])
+            tokens.append(one.ids[before + 1])
+            valid.append(inside)
+            law_rows.append(before - first + laws)
+            stop = min(context + self.block_size, end)
+            last.append(one.features[first:stop, -hidden:])
+            mass.append(one.log_mass[first:stop])
+            rows, anchors, laws = rows + context, anchors + count, laws + stop - first
+        return AnchorBatch(
+            torch.cat(taps).float(), torch.cat(context_at), spans, torch.cat(anchor_at), torch.cat(anchor_ids).long(),
+            torch.cat(previous).long(), torch.cat(tokens).long(), torch.cat(valid), torch.cat(law_rows),
+            torch.cat(last).float(), torch.cat(mass),
+        )  # fmt: skip
+
+
+def tap_columns(wanted: tuple[int, ...], cached: tuple[int, ...], hidden: int) -> Tensor | None:
+    """Columns of ``wanted`` taps in features of ``cached`` taps, the final layer last; None where all are wanted.
+
+    Raises:
+        ValueError: a wanted tap is not in the cache, or is the final layer.
+    """
+    missing = set(wanted) - set(cached[:-1])
+    if missing:
+        raise ValueError(f"the features hold the taps {list(cached[:-1])}, not {sorted(missing)}")
+    if wanted == cached[:-1]:
+        return None
+    return torch.cat([torch.arange(cached.index(tap) * hidden, (cached.index(tap) + 1) * hidden) for tap in wanted])
