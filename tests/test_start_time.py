@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
-import time
 
 import pytest
 
@@ -30,11 +30,11 @@ def test_help_and_usage_errors_load_nothing_heavy(arguments: tuple[str, ...]) ->
 
 
 def test_help_is_there_within_three_tenths_of_a_second() -> None:
+    """Processor time, which is what the wait is on an idle machine, and no longer on one that others use too."""
     took = []
-    for _ in range(10):  # a busy machine gets more tries, none that is too slow by itself
-        began = time.perf_counter()
+    for _ in range(5):
+        before = os.times()
         subprocess.run([sys.executable, "-m", "dspark_cli", "--help"], capture_output=True, check=True, timeout=60)
-        took.append(time.perf_counter() - began)
-        if took[-1] < 0.3:
-            return
-    pytest.fail(f"the quickest of ten took {min(took):.2f} s")
+        after = os.times()
+        took.append(after.children_user + after.children_system - before.children_user - before.children_system)
+    assert 0.0 < min(took) < 0.3
