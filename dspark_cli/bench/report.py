@@ -85,8 +85,8 @@ def _head(result: BenchResult) -> str:
     long = f" Too long for the context and left out: {', '.join(result.left_out)}." if result.left_out else ""
     return (
         f"dspark {m.version} · {m.model} ({m.weights}, computed in {m.dtype}) · {drafter}\n"
-        f"{m.cpu} · {m.device}, {m.threads} {'thread' if m.threads == 1 else 'threads'} · torch {m.torch} · {m.date}\n"
-        f"Greedy replies of at most {result.max_new_tokens} tokens to {result.complete()} prompts, the modes in turn."
+        f"{m.cpu} · {m.device}, {_counted(m.threads, 'thread')} · torch {m.torch} · {m.date}\n"
+        f"Greedy replies of at most {result.max_new_tokens} tokens to {_counted(result.complete(), 'prompt')}, the modes in turn."
         f"{cut}{long}"
     )
 
@@ -164,12 +164,13 @@ def _step_table(result: BenchResult) -> str:
 def _identity_line(identity: Identity) -> str:
     against = f"{identity.mode} against {identity.against}"
     if identity.verdict == SAME:
-        return f"Greedy tokens, {against}: the same in all {identity.replies} replies."
+        whole = "the only reply" if identity.replies == 1 else f"all {identity.replies} replies"
+        return f"Greedy tokens, {against}: the same in {whole}."
     places = ", ".join(
         f"{item.prompt} at token {item.index + 1} ({'no gap' if item.gap is None else f'gap {item.gap:.1e}'})"
         for item in identity.differences
     )
-    count = f"{len(identity.differences)} of {identity.replies} replies differ"
+    count = f"different in {len(identity.differences)} of {_counted(identity.replies, 'reply', 'replies')}"
     if identity.verdict == TIE:
         return f"Greedy tokens, {against}: {count}, each where two tokens tie within rounding: {places}."
     return f"Greedy tokens, {against}: {count}, and rounding does NOT explain it: {places}."
@@ -211,3 +212,7 @@ def _turned(ratio: PairedRatio) -> PairedRatio:
 
 def _listed(words: Sequence[str]) -> str:
     return " and ".join([", ".join(words[:-1]), words[-1]]) if len(words) > 1 else words[0]
+
+
+def _counted(number: int, one: str, many: str = "") -> str:
+    return f"{number} {one if number == 1 else many or one + 's'}"

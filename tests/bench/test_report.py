@@ -128,7 +128,7 @@ def test_the_whole_page() -> None:
         "to 24 prompts", "The time was up after 24 of 40 prompts.", "left out: long-one.",
         "12 of 18 rounds", "accepted by position",
         "rows", "1.50×", "(3 pairs)", "256 tokens in the cache",
-        "1 of 24 replies differ, each where two tokens tie within rounding: chat-1 at token 5 (gap 3.0e-05).",
+        "different in 1 of 24 replies, each where two tokens tie within rounding: chat-1 at token 5 (gap 3.0e-05).",
         "rounding does NOT explain it: math-2 at token 1 (gap 5.0e-01), math-3 at token 10 (no gap).",
         "the same in all 5 replies.", "draft model: not measured, none was given.",
     ):  # fmt: skip
