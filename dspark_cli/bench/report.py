@@ -86,8 +86,8 @@ def _head(result: BenchResult) -> str:
     return (
         f"dspark {m.version} · {m.model} ({m.weights}, computed in {m.dtype}) · {drafter}\n"
         f"{m.cpu} · {m.device}, {_counted(m.threads, 'thread')} · torch {m.torch} · {m.date}\n"
-        f"Greedy replies of at most {result.max_new_tokens} tokens to {_counted(result.complete(), 'prompt')}, the modes in turn."
-        f"{cut}{long}"
+        f"Greedy replies of at most {result.max_new_tokens} tokens to {_counted(result.complete(), 'prompt')}, "
+        f"the modes in turn.{cut}{long}"
     )
 
 
