@@ -39,7 +39,7 @@ LAYERS = (
     Layer("words", ("errors", "events", "paths", "conversation")),
     Layer(
         "records",
-        ("trace", "settings", "console", "line_reader", "chat_store", "slash_commands", "catalog"),
+        ("trace", "settings", "console", "line_reader", "slash_commands", "catalog"),
         below=("words",),
         libraries=frozenset({"tomli"}),
         lazy_libraries=frozenset({"huggingface_hub"}),
@@ -60,7 +60,7 @@ LAYERS = (
     ),
     Layer(
         "siblings",
-        tuple(f"engine.{name}" for name in ("text", "checkpoints", "targets", "drafters", "load")),
+        tuple(f"engine.{name}" for name in ("text", "checkpoints", "targets", "drafters")),
         below=("words", "kernels", "nouns"),
         libraries=FORMATS,
         lazy_libraries=frozenset({"pynvml", "llama_cpp"}),
@@ -68,7 +68,7 @@ LAYERS = (
     Layer("scheduler", ("engine.scheduler",), below=("words", "nouns")),  # a sibling too: floats in, Plan out
     Layer(
         "conductor",
-        tuple(f"engine.{name}" for name in ("round", "decode_loop", "pairing", "device", "step_graphs")),
+        tuple(f"engine.{name}" for name in ("round", "decode_loop", "pairing", "device")),
         below=("words", "records", "kernels", "nouns"),
         libraries=TORCH,
         together=True,
@@ -190,6 +190,11 @@ def modules() -> dict[str, Path]:
             parts = path.relative_to(base).with_suffix("").parts
             found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
     return found
+
+
+def test_every_member_of_the_table_exists() -> None:
+    there = {name.removeprefix("dspark_cli.") for name in modules()}
+    assert [member for layer in LAYERS for member in layer.members if member not in there] == []
 
 
 def package_of(module: str, path: Path) -> str:
