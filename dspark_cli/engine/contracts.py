@@ -168,11 +168,19 @@ class RandomStream(Protocol):
 class DraftLaw(Protocol):
     """How one reply draws its drafted tokens: the request's own penalties, temperature and filters."""
 
-    def choose(self, logits: Tensor, drafted: Seq[int]) -> tuple[int, Tensor | None, float | None]:
-        """Draw slot ``len(drafted)`` from draft ``logits`` [V] in target ids.
+    def choose(
+        self, logits: Tensor, drafted: Seq[int], ids: Tensor | None = None
+    ) -> tuple[int, Tensor | None, float | None]:
+        """Draw slot ``len(drafted)`` from draft ``logits``.
 
-        Returns the token, its distribution q [V] (None when greedy), and the drafter's own probability of it
-        (None unless the request asks for detail).
+        Args:
+            logits: [V] in target ids, or [V_draft] of a reduced draft vocabulary.
+            drafted: the tokens of the slots before, in target ids.
+            ids: int64 [V_draft], the target id of each of ``logits``; None where they are in target ids already.
+
+        Returns:
+            The token in target ids, its distribution q [V] in target ids (None when greedy), and the drafter's own
+            probability of it (None unless the request asks for detail).
         """
 
 

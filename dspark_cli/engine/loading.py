@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from dspark_kernels import KernelSet, select
+from dspark_kernels import KernelSet, Linear, select
+from torch import Tensor
 
 from dspark_cli.engine.checkpoints.checkpoint import Checkpoint, GenerationDefaults
 from dspark_cli.engine.checkpoints.drafter_formats import open_drafter
@@ -146,10 +147,22 @@ def _open_drafter(options: EngineOptions, checkpoint: Checkpoint, words: Tokeniz
             device.torch_device,
             device.dtype,
             embed=target.embedding.__getitem__,
-            head=target.head,
+            head=_shared_head(target, checkpoint, kernels, opened.draft_ids),
+            draft_ids=opened.draft_ids,
         )
 
     return build
+
+
+def _shared_head(target: TorchTarget, checkpoint: Checkpoint, kernels: KernelSet, draft_ids: Tensor | None) -> Linear:
+    """The target's head, or its rows for a reduced draft vocabulary."""
+    if draft_ids is None:
+        return target.head
+    if checkpoint.config.tied_head:
+        rows = target.embedding[draft_ids.to(target.device)]
+    else:
+        rows = checkpoint.weights.tensor("lm_head.weight")[draft_ids].to(target.device, target.dtype)
+    return kernels.pack_linear(rows, None)
 
 
 def _default_sampling(generation: GenerationDefaults) -> Sampling:

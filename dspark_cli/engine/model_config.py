@@ -64,7 +64,8 @@ class DrafterConfig:
     """A DSpark drafter (or, with ``markov_rank`` 0, a plain parallel one).
 
     ``head`` is ``vanilla``, ``gated``, ``rnn`` or ``none``. ``taps`` are section-1 tap ids (0-based layer outputs,
-    −1 the embedding output). ``vocab_size`` is the target's, ``draft_vocab_size`` the rows of the draft head.
+    −1 the embedding output). ``target_layers`` is None where the file does not say. ``vocab_size`` is the target's,
+    ``draft_vocab_size`` the rows of the draft head.
     """
 
     layer: LayerShape
@@ -72,7 +73,7 @@ class DrafterConfig:
     block_size: int
     mask_token_id: int
     taps: tuple[int, ...]
-    target_layers: int
+    target_layers: int | None
     vocab_size: int
     draft_vocab_size: int
     head: str

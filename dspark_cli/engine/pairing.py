@@ -30,7 +30,7 @@ def check_pairing(
     hidden, target_hidden = drafter.layer.hidden_size, target.layer.hidden_size
     if hidden != target_hidden:
         raise _misfit(f"the drafter has hidden size {hidden}, the target {target_hidden}")
-    if drafter.target_layers != target.layers:
+    if drafter.target_layers not in (None, target.layers):
         raise _misfit(
             f"the drafter was made for a target of {drafter.target_layers} layers, this one has {target.layers}"
         )

@@ -62,9 +62,18 @@ class TokenLaw:
         if self._repetition:
             self._touch(prompt_ids)
 
+    @property
+    def penalises(self) -> bool:
+        """Whether some tokens' logits depend on what was said before."""
+        return self._counted or self._repetition
+
+    @property
+    def vocab_size(self) -> int:
+        return self._vocab_size
+
     def commit(self, ids: Seq[int]) -> None:
         """Count ``ids`` as tokens of the reply from now on."""
-        if not (self._counted or self._repetition):
+        if not self.penalises:
             return
         self._touch(ids)
         slots = [self._slots[id_] for id_ in ids if id_ in self._slots]
@@ -88,7 +97,7 @@ class TokenLaw:
         last = first + rows.shape[0] - 1
         if last > len(drafted):
             raise ValueError(f"{rows.shape[0]} rows from {first} need {last} drafted tokens, not {len(drafted)}")
-        if not (self._counted or self._repetition):
+        if not self.penalises:
             return rows
         ids = self._ids.to(rows.device)
         result = rows.index_copy(1, ids, self._penalised(rows.index_select(1, ids), self._counts))
@@ -164,16 +173,27 @@ class ReplyLaw:
         """See :meth:`TokenLaw.greedy_tokens`."""
         return self.law.greedy_tokens(rows, drafted)
 
-    def choose(self, logits: Tensor, drafted: Seq[int]) -> tuple[int, Tensor | None, float | None]:
-        """Draw the slot after ``drafted`` from draft ``logits`` [V]; see ``contracts.DraftLaw``."""
+    def choose(
+        self, logits: Tensor, drafted: Seq[int], ids: Tensor | None = None
+    ) -> tuple[int, Tensor | None, float | None]:
+        """Draw the slot after ``drafted``; see ``contracts.DraftLaw``.
+
+        A reduced draft vocabulary is spread over the target's only where penalties or q need it.
+        """
+        if ids is not None and self.law.penalises:
+            logits, ids = _spread(logits, ids, self.law.vocab_size, -math.inf), None
         rows, first = logits.unsqueeze(0), len(drafted)
         if self.greedy:
             row = self.law.logits(rows, drafted, first)
-            token = _largest(row)[0]
-            return token, None, (row[0, token] - row.logsumexp(-1)).exp().item() if self.detail else None
+            index = _largest(row)[0]
+            given = (row[0, index] - row.logsumexp(-1)).exp().item() if self.detail else None
+            return index if ids is None else int(ids[index]), None, given
         q = self.law.probabilities(rows, drafted, first)[0]
-        token = self.stream.categorical(q)
-        return token, q, q[token].item() if self.detail else None
+        index = self.stream.categorical(q)
+        given = q[index].item() if self.detail else None
+        if ids is None:
+            return index, q, given
+        return int(ids[index]), _spread(q, ids, self.law.vocab_size, 0.0), given
 
 
 class SeededStream:
@@ -207,6 +227,11 @@ class SeededStream:
     def bernoulli(self, probability: float) -> bool:
         """True with ``probability``; always takes one draw."""
         return self._unit() < probability
+
+
+def _spread(values: Tensor, ids: Tensor, size: int, rest: float) -> Tensor:
+    """[size] with ``values`` at ``ids`` and ``rest`` elsewhere."""
+    return values.new_full((size,), rest).index_copy_(0, ids, values)
 
 
 def _as_ids(tokens: Seq[int]) -> Tensor:

@@ -38,6 +38,8 @@ DRAFTERS: dict[str, Callable[[], Drafter]] = {
     "table-parallel": lambda: TableDrafter(sequential=False),
     "table-no-confidence": lambda: TableDrafter(confident=False),
     **{head: partial(tiny_dspark, head) for head in HEADS},
+    **{f"{head}-reduced": partial(tiny_dspark, head, draft_ids=(0, 2, 3)) for head in HEADS},
+    "one-token": partial(tiny_dspark, "vanilla", draft_ids=(2,)),
     "vanilla-no-confidence": partial(tiny_dspark, "vanilla", confidence=False),
     "ngram": lambda: NgramDrafter(block_size=2, max_ngram=2, min_ngram=1),
 }

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from dspark_cli.engine import acceptance
 from dspark_cli.engine import round as round_module
+from dspark_cli.engine import sampling as sampling_module
 from dspark_cli.engine.contracts import Draft, Intent, Plan, RandomStream, RoundState, Sampling, Verdict
 from dspark_cli.engine.sampling import ReplyLaw, TokenLaw
 from tests.distribution.enumeration import Setup, exact_law
@@ -121,6 +122,20 @@ def test_q_of_another_temperature():
 def test_q_without_the_penalties(sampling):
     bare = TokenLaw(Sampling(temperature=0.8), (), 4)
     assert_found(setup(sampling=sampling), _reports(lambda law, logits, _: bare.probabilities(logits[None], ())[0]))
+
+
+@pytest.mark.parametrize("broken", ["left out", "one off"])
+def test_q_of_a_reduced_draft_vocabulary_at_the_wrong_ids(broken):
+    """q of the draft ids 0, 1, 2 put there instead of at the target ids 0, 2, 3, or one place too far."""
+    right = sampling_module._spread
+
+    def spread(values: Tensor, ids: Tensor, size: int, rest: float) -> Tensor:
+        wrong = torch.arange(len(ids)) if broken == "left out" else (ids + 1) % size
+        # A token of no probability cannot have been drawn: the ratio test would divide by zero.
+        return right(values, wrong, size, rest).clamp_(min=1e-3)
+
+    one = setup("vanilla-reduced", "fixed:2", "temperature-low")
+    assert_found(one, lambda patch: patch.setattr(sampling_module, "_spread", spread))
 
 
 # The target's distribution

@@ -39,6 +39,17 @@ def test_every_head_with_every_schedule(head, schedule):
     assert_exact(setup(head, schedule, "all"))
 
 
+@pytest.mark.parametrize("sampling", SAMPLINGS)
+def test_a_reduced_draft_vocabulary_with_every_sampling(sampling):
+    assert_exact(setup("vanilla-reduced", "threshold:0.45", sampling))
+
+
+@pytest.mark.parametrize("drafter", ["gated-reduced", "rnn-reduced", "none-reduced", "one-token"])
+@pytest.mark.parametrize("sampling", ["top-k", "all"])
+def test_every_head_with_a_reduced_draft_vocabulary(drafter, sampling):
+    assert_exact(setup(drafter, "fixed:2", sampling))
+
+
 @pytest.mark.parametrize("schedule", EDGES)
 def test_schedules_at_the_edge_of_their_range(schedule):
     assert_exact(setup("table", schedule, "all"))

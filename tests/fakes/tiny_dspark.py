@@ -13,21 +13,24 @@ from tests.fakes.memory_weights import MemoryWeights
 HEADS = ("vanilla", "gated", "rnn", "none")
 
 
-def tiny_dspark(head: str, *, block_size: int = 2, confidence: bool = True, seed: int = 7) -> DSparkDrafter:
-    """A one-layer drafter over 4 tokens, for the taps (one-hot ids) of ``TableTarget(4)``.
+def tiny_dspark(
+    head: str, *, block_size: int = 2, confidence: bool = True, seed: int = 7, draft_ids: tuple[int, ...] | None = None
+) -> DSparkDrafter:
+    """A one-layer drafter over 4 tokens, or ``draft_ids`` of them, for the taps (one-hot ids) of ``TableTarget(4)``.
 
     Weights are normal times 0.6: loud enough for x_{k−1} to matter, soft enough for every draft to happen.
     """
     vocab, hidden, rank, taps = 4, 4, 3, (0, 2)
+    rows = vocab if draft_ids is None else len(draft_ids)
     shape = LayerShape(hidden, 6, heads=2, kv_heads=1, head_dim=4, norm_eps=1e-6, rope=RopeConfig(), qk_norm=True)
     markov = head != "none"
     config = DrafterConfig(
         layer=shape, layers=1, block_size=block_size, mask_token_id=3, taps=taps, target_layers=4, vocab_size=vocab,
-        draft_vocab_size=vocab, head=head, markov_rank=rank if markov else 0, confidence_head=confidence,
+        draft_vocab_size=rows, head=head, markov_rank=rank if markov else 0, confidence_head=confidence,
         confidence_with_markov=confidence and markov,
     )  # fmt: skip
     sizes = {
-        "embed_tokens.weight": (vocab, hidden), "lm_head.weight": (vocab, hidden),
+        "embed_tokens.weight": (vocab, hidden), "lm_head.weight": (rows, hidden),
         "fc.weight": (hidden, len(taps) * hidden),
         "layers.0.self_attn.q_proj.weight": (8, hidden), "layers.0.self_attn.k_proj.weight": (4, hidden),
         "layers.0.self_attn.v_proj.weight": (4, hidden), "layers.0.self_attn.o_proj.weight": (hidden, 8),
@@ -37,7 +40,7 @@ def tiny_dspark(head: str, *, block_size: int = 2, confidence: bool = True, seed
     norms = {"norm": 4, "hidden_norm": 4, "layers.0.self_attn.q_norm": 4, "layers.0.self_attn.k_norm": 4}
     norms |= {f"layers.0.{name}_layernorm": 4 for name in ("input", "post_attention")}
     if markov:
-        sizes |= {"markov_head.markov_w1.weight": (vocab, rank), "markov_head.markov_w2.weight": (vocab, rank)}
+        sizes |= {"markov_head.markov_w1.weight": (vocab, rank), "markov_head.markov_w2.weight": (rows, rank)}
     if head == "gated":
         sizes |= {"markov_head.gate_proj.weight": (rank, hidden + rank), "markov_head.gate_proj.bias": (rank,)}
     if head == "rnn":
@@ -49,4 +52,5 @@ def tiny_dspark(head: str, *, block_size: int = 2, confidence: bool = True, seed
     generator = torch.Generator().manual_seed(seed)
     weights: dict[str, Tensor] = {name: torch.randn(size, generator=generator) * 0.6 for name, size in sizes.items()}
     weights |= {f"{name}.weight": torch.ones(size) for name, size in norms.items()}
-    return DSparkDrafter(config, MemoryWeights(weights), REFERENCE, dtype=torch.float64)
+    ids = None if draft_ids is None else torch.tensor(draft_ids)
+    return DSparkDrafter(config, MemoryWeights(weights), REFERENCE, dtype=torch.float64, draft_ids=ids)

@@ -42,6 +42,19 @@ class SafetensorsWeights:
         tensor: Tensor = self._files[name].get_tensor(self._names[name])
         return tensor.to(torch.float32)
 
+    def integers(self, name: str) -> Tensor:
+        """A tensor of integers as int64.
+
+        Raises:
+            CheckpointError: it is of another type.
+        """
+        if self._dtypes[name] not in ("I64", "I32"):
+            raise CheckpointError(
+                f"the tensor {name} is stored as {self._dtypes[name]}, and integers are needed", "download it again"
+            )
+        tensor: Tensor = self._files[name].get_tensor(self._names[name])
+        return tensor.to(torch.int64)
+
     @property
     def weights_format(self) -> str:
         """The type that takes most of the values: ``f32``, ``bf16``, ``f16``."""

@@ -79,11 +79,14 @@ def drafter_shapes(config: DrafterConfig) -> dict[str, Shape]:
     return wanted
 
 
-def check_shapes(wanted: Mapping[str, Shape], found: Mapping[str, Shape], path: Path, source: str) -> None:
+def check_shapes(
+    wanted: Mapping[str, Shape], found: Mapping[str, Shape], path: Path, source: str, *, whole: bool = True
+) -> None:
     """Compare what the config calls for with what the file holds.
 
     ``source`` says where the config stands, for the message. Tensors of a layer that the config does not call for
-    are refused too: they would change the result, and leaving them out would go unseen.
+    are refused too (unless ``wanted`` is not the ``whole``): they would change the result, and leaving them out would
+    go unseen.
 
     Raises:
         CheckpointError: a tensor is missing, has another shape, or is not accounted for.
@@ -100,7 +103,7 @@ def check_shapes(wanted: Mapping[str, Shape], found: Mapping[str, Shape], path: 
                 f"in {path} the tensor {name} has the shape {list(found[name])}, and {source} calls for {list(shape)}",
                 "config and weights are of different models; download both again",
             )
-    unknown = [name for name in found if name not in wanted and _matters(name)]
+    unknown = [name for name in found if whole and name not in wanted and _matters(name)]
     if unknown:
         raise CheckpointError(
             f"{path} holds the tensor {unknown[0]}, which {source} does not account for",

@@ -5,7 +5,10 @@ layers, and after them the block [anchor, mask, mask, …]. Within the block att
 the token after position j of the block, so a block of γ rows drafts γ tokens. The Markov head then walks along the
 slots and tells each one what was drawn before it; without one the drafter is plainly parallel.
 
-Notation: V vocabulary size, H hidden size, T number of tapped layers, D head dimension, γ block size.
+The draft head may have fewer rows than the target has tokens; the tokens of a draft are in target ids all the same.
+
+Notation: V vocabulary size, V_draft rows of the draft head, H hidden size, T number of tapped layers, D head dimension,
+γ block size.
 """
 
 from __future__ import annotations
@@ -41,7 +44,8 @@ class DSparkDrafter:
         device: where weights and context rows live.
         dtype: of weights and activations.
         embed: the target's embedding, ids [n] → [n, H]; used where the file has none of its own.
-        head: the target's head, rows [n, H] → [n, V]; used where the file has none of its own.
+        head: the target's head, rows [n, H] → [n, V_draft]; used where the file has none of its own.
+        draft_ids: int64 [V_draft], the target id of each row of the draft head; None where they are the same.
         temperatures: calibration of the confidences, one for each slot; None takes them as they are.
 
     Raises:
@@ -59,14 +63,16 @@ class DSparkDrafter:
         *,
         embed: RowMap | None = None,
         head: RowMap | None = None,
+        draft_ids: Tensor | None = None,
         temperatures: tuple[float, ...] | None = None,
     ) -> None:
-        _check(config, temperatures)
+        _check(config, draft_ids, temperatures)
         self.config = config
         self._kernels = kernels
         self._device = torch.device(device)
         self._dtype = dtype
         self._temperatures = temperatures
+        self._draft_ids = None if draft_ids is None else draft_ids.to(self._device)
         shape, hidden = config.layer, config.layer.hidden_size
 
         def read(name: str, *size: int) -> Tensor:
@@ -162,8 +168,7 @@ class DSparkDrafter:
                 bias, embedding, state = markov.bias(previous, hidden[slot], state)
                 logits = logits + bias
                 embeddings.append(embedding)
-            # Here draft ids are target ids; a reduced draft vocabulary would be spread out at this place.
-            previous, q, probability = law.choose(logits, tokens)
+            previous, q, probability = law.choose(logits, tokens, self._draft_ids)
             tokens.append(previous)
             laws.append(q)
             given.append(probability)
@@ -190,12 +195,13 @@ def _all_or_none(values: list[T | None]) -> tuple[T, ...] | None:
     return known if len(known) == len(values) else None
 
 
-def _check(config: DrafterConfig, temperatures: tuple[float, ...] | None) -> None:
-    if config.draft_vocab_size != config.vocab_size:
+def _check(config: DrafterConfig, draft_ids: Tensor | None, temperatures: tuple[float, ...] | None) -> None:
+    size = config.vocab_size if draft_ids is None else len(draft_ids)
+    if size != config.draft_vocab_size:
         raise CheckpointError(
-            f"the drafter drafts from a reduced vocabulary ({config.draft_vocab_size} of {config.vocab_size} tokens), "
-            "which is not supported yet",
-            "use a drafter with the whole vocabulary",
+            f"the drafter drafts from {config.draft_vocab_size} of the target's {config.vocab_size} tokens, and the "
+            f"target ids of {size} are given",
+            "download the drafter again",
         )
     if temperatures is None:
         return

@@ -152,7 +152,6 @@ def test_other_blocks_and_taps(drafter: Path, block_size: int, taps: list[int]) 
         ({"use_sliding_window": True, "sliding_window": 8, "layer_types": ["sliding_attention"] * 2}, ["sliding"]),
         ({"num_hidden_layers": 3, "layer_types": ["full_attention"] * 3}, ["layers.2."]),
         ({"dspark_config": 3}, ["dspark_config"]),
-        ({"speculators_config": {"algorithm": "dspark"}}, ["speculators layout"]),
         ({"architectures": ["DFlashDraftModel"]}, ["DFlash layout"]),
         ({"architectures": ["Gemma4DSparkModel"], "model_type": "gemma4_text"}, ["Gemma 4"]),
         ({"architectures": ["Lfm2DSparkModel"], "model_type": "lfm2"}, ["'lfm2'"]),

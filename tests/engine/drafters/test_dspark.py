@@ -168,7 +168,7 @@ def test_confidence_of_a_slot_does_not_see_what_is_drawn_there():
         def __init__(self, third: int) -> None:
             self.third = third
 
-        def choose(self, logits, drafted):
+        def choose(self, logits, drafted, ids=None):
             return (self.third if len(drafted) == 2 else 11), None, None
 
     one, two = (drafter.draft(context, 4, Parting(third), 7) for third in (20, 30))
@@ -242,9 +242,80 @@ def test_every_tensor_is_needed_and_checked(name):
         DSparkDrafter(CONFIGS["rnn"], MemoryWeights(tensors), KERNELS[-1])
 
 
-def test_a_reduced_vocabulary_is_refused_not_misread():
-    with pytest.raises(CheckpointError, match="reduced vocabulary"):
+REDUCED = torch.tensor([1, 2, 5, 11, 30, 31, 40, 55, 62])
+
+
+def _reduced(name: str) -> tuple[DSparkDrafter, DSparkDrafter, list[int]]:
+    """A drafter of nine of the 63 tokens; the same with all tokens; the ids that the first does not draft."""
+    whole, tensors = _made(CONFIGS[name])
+    rows = {key: tensors[key][REDUCED] for key in ("lm_head.weight", "markov_head.markov_w2.weight") if key in tensors}
+    config = replace(CONFIGS[name], draft_vocab_size=len(REDUCED))
+    few = DSparkDrafter(config, MemoryWeights(tensors | rows), KERNELS[-1], draft_ids=REDUCED)
+    return few, whole, sorted(set(range(63)) - set(REDUCED.tolist()))
+
+
+class _Masked:
+    """The law of a whole vocabulary that gives nothing to ``banned``; any ids handed over are a mistake."""
+
+    def __init__(self, law: ReplyLaw, banned: list[int]) -> None:
+        self.law, self.banned = law, banned
+
+    def choose(self, logits, drafted, ids=None):
+        assert ids is None
+        logits = logits.clone()
+        logits[self.banned] = -math.inf
+        return self.law.choose(logits, drafted)
+
+
+@pytest.mark.parametrize("name", ["vanilla", "gated", "rnn", "none"])
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        Sampling(),
+        Sampling(repetition_penalty=1.8, presence_penalty=0.5),
+        Sampling(temperature=0.8),
+        Sampling(temperature=1.3, top_k=4),
+        Sampling(temperature=1.3, top_p=0.7, min_p=0.02),
+        Sampling(temperature=0.9, top_k=20, frequency_penalty=0.7, repetition_penalty=1.3),
+    ],
+    ids=str,
+)
+def test_a_reduced_vocabulary_drafts_as_the_whole_one_without_the_other_tokens(name, sampling):
+    few, whole, banned = _reduced(name)
+    for anchor in (4, 40, 62):
+        taps = _taps(few.config, 9, seed=anchor)
+        law, other = (_law(few.config, sampling, prompt=(2, 5, 5, 60)) for _ in range(2))
+        draft = few.draft(_read(few, taps), anchor, law, 7)
+        expected = whole.draft(_read(whole, taps), anchor, _Masked(other, banned), 7)
+        _same(draft, expected)
+        assert set(draft.tokens) <= set(REDUCED.tolist())
+        assert draft.q_drafted == pytest.approx(expected.q_drafted, abs=ATOL)
+        assert (draft.q is None) == (expected.q is None) == law.greedy
+        for q, token, theirs in zip(draft.q or (), draft.tokens, expected.q or (), strict=False):
+            assert q.shape == (63,)
+            assert q[token] > 0
+            assert not q[banned].any()
+            torch.testing.assert_close(q, theirs, atol=ATOL, rtol=0)
+
+
+def test_the_target_s_rows_serve_a_reduced_head():
+    few, _, _ = _reduced("rnn")
+    tensors = random_tensors(CONFIGS["rnn"])
+    head = tensors.pop("lm_head.weight")[REDUCED]
+    lean = tensors | {"markov_head.markov_w2.weight": tensors["markov_head.markov_w2.weight"][REDUCED]}
+    sharing = DSparkDrafter(
+        few.config, MemoryWeights(lean), KERNELS[-1], head=lambda rows: rows @ head.T, draft_ids=REDUCED
+    )
+    taps = _taps(few.config, 9)
+    law = _law(few.config)
+    _same(sharing.draft(_read(sharing, taps), 4, law, 7), few.draft(_read(few, taps), 4, law, 7))
+
+
+def test_a_reduced_vocabulary_without_its_ids_is_refused_not_misread():
+    with pytest.raises(CheckpointError, match="20 of the target's 63 tokens"):
         _made(replace(CONFIGS["vanilla"], draft_vocab_size=20))
+    with pytest.raises(CheckpointError, match="ids of 9"):
+        _made(CONFIGS["vanilla"], draft_ids=REDUCED)
 
 
 def test_rows_without_taps_are_a_mistake_of_the_caller():
