@@ -9,7 +9,7 @@ Notation: A anchors, γ block size, C context rows, P law rows, H hidden size, T
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
@@ -87,39 +87,59 @@ def sequences_of(shards: Iterable[ShardTensors], log_mass: Seq[Tensor]) -> list[
 
 
 class AnchorSampler:
-    """Batch number i of a seed is always the same, whatever was drawn before: nothing to save but i.
+    """An endless row of batches, the same for the same seed and sequences.
 
     Sequences come in a new random order each epoch; of each, ``per_sequence`` anchors are drawn without
-    replacement, or all if there are fewer. A batch holds about ``per_batch`` anchors.
+    replacement, or all if there are fewer. A batch holds about ``per_batch`` anchors. Before each epoch ``more``
+    may hand over the sequences that have come since, old ones first and unchanged.
     """
 
     def __init__(
-        self, sequences: Seq[CachedSequence], seed: int, per_batch: int, per_sequence: int, blocks: BlockMaker
-    ) -> None:
+        self, sequences: Seq[CachedSequence], seed: int, per_batch: int, per_sequence: int, blocks: BlockMaker,
+        more: Callable[[], Seq[CachedSequence]] | None = None,
+    ) -> None:  # fmt: skip
         if not sequences:
             raise ValueError("no sequences to draw anchors from")
-        self._sequences, self._seed, self._blocks = sequences, seed, blocks
+        self._sequences, self._seed, self._blocks, self._more = sequences, seed, blocks, more
         self._per_sequence = per_sequence
         self._at_once = max(1, round(per_batch / per_sequence))
-        self._orders: dict[int, list[int]] = {}
+        self._number = 0
+        self._begin(0, len(sequences))
 
-    def batch(self, number: int) -> AnchorBatch:
-        first = number * self._at_once
-        chance = torch.Generator().manual_seed((self._seed << 32) + number)
-        chosen = [self._sequence(index) for index in range(first, first + self._at_once)]
+    def _begin(self, epoch: int, count: int) -> None:
+        self._epoch, self._at = epoch, 0
+        chance = torch.Generator().manual_seed((self._seed << 32) + (1 << 31) + epoch)
+        self._order = torch.randperm(count, generator=chance).tolist()
+
+    def batch(self) -> AnchorBatch:
+        """The next batch."""
+        chance = torch.Generator().manual_seed((self._seed << 32) + self._number)
+        self._number += 1
+        chosen = [self._next() for _ in range(self._at_once)]
         return self._blocks.make([(one, self._anchors(one, chance)) for one in chosen])
 
-    def _sequence(self, index: int) -> CachedSequence:
-        epoch, at = divmod(index, len(self._sequences))
-        if epoch not in self._orders:
-            order = torch.Generator().manual_seed((self._seed << 32) - 1 - epoch & 0x7FFFFFFFFFFFFFFF)
-            self._orders = {e: o for e, o in self._orders.items() if e >= epoch - 1}
-            self._orders[epoch] = torch.randperm(len(self._sequences), generator=order).tolist()
-        return self._sequences[self._orders[epoch][at]]
+    def _next(self) -> CachedSequence:
+        if self._at == len(self._order):
+            if self._more is not None:
+                self._sequences = self._more()
+            self._begin(self._epoch + 1, len(self._sequences))
+        self._at += 1
+        return self._sequences[self._order[self._at - 1]]
 
     def _anchors(self, one: CachedSequence, chance: torch.Generator) -> Tensor:
         drawn = torch.randperm(len(one.anchors), generator=chance)[: self._per_sequence]
         return drawn.sort().values + one.anchors.start
+
+    def state(self) -> dict[str, int]:
+        """Where it stands, for :meth:`restore`."""
+        return {"number": self._number, "epoch": self._epoch, "at": self._at, "count": len(self._order)}
+
+    def restore(self, state: Mapping[str, int]) -> None:
+        """Go on where another one, made of the same sequences and perhaps fewer, stood."""
+        if state["count"] > len(self._sequences):
+            raise ValueError(f"{state['count']} sequences were there, now only {len(self._sequences)} are")
+        self._begin(state["epoch"], state["count"])
+        self._number, self._at = state["number"], state["at"]
 
 
 @dataclass(frozen=True)

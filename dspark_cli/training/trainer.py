@@ -1,7 +1,7 @@
 """The training run: steps under a budget, checkpoints that a kill cannot hurt, held-out numbers on the way.
 
-Batch i depends on the seed and on i alone, and checkpoints hold weights, optimizer and i, so a resumed run goes on
-exactly as the uninterrupted one would have. The learning rate is a function of the share of the budget spent: it
+Batches depend on the seed and their number alone, and checkpoints hold weights, optimizer and where the batches stand,
+so a resumed run goes on exactly as the uninterrupted one would have. The learning rate is a function of the share of the budget spent: it
 rises, stays, and falls to zero over the last part. The state before the fall is kept, to go on from with more budget.
 """
 
@@ -154,7 +154,7 @@ class Trainer:
                 self.save(_BEFORE_FALL)
                 self._falling = True
             rate = self.course.rate(self.step, spent)
-            batch = self._sampler.batch(self.step)
+            batch = self._sampler.batch()
             lately.add(self._learn(batch, rate), len(batch.anchor_at))
             self.step += 1
             self.anchors += len(batch.anchor_at)
@@ -220,6 +220,7 @@ class Trainer:
             "anchors": self.anchors,
             "seconds": self.seconds,
             "falling": self._falling,
+            "sampler": self._sampler.state(),
         }
         torch.save(state, content)
         try:
@@ -253,13 +254,7 @@ class Trainer:
         path = self.run / name
         if not path.exists():
             return None
-        try:
-            state: dict[str, Any] = torch.load(path, weights_only=True)
-            if state["format"] != _FORMAT:
-                raise ValueError(f"format {state['format']}")
-        except Exception as error:  # torch.load raises many kinds
-            raise DsparkError(f"the checkpoint {path} is damaged ({error})", "delete it and start again") from error
-        return state
+        return read_checkpoint(path)
 
     def _take(self, state: dict[str, Any]) -> None:
         same_ids = (self._draft_ids is None) == (state["draft_ids"] is None)
@@ -274,6 +269,7 @@ class Trainer:
             optimizer.load_state_dict(kept)
         self.step, self.anchors, self.seconds = state["step"], state["anchors"], state["seconds"]
         self._falling = state["falling"]
+        self._sampler.restore(state["sampler"])
 
     def _binding(self) -> dict[str, Any]:
         """The options that a resumed run must share."""
@@ -283,6 +279,27 @@ class Trainer:
         """What a drafter's folder is written from: config, tensors by DeepSpec names, draft ids."""
         tensors = {name: tensor.detach().clone() for name, tensor in self.model.state_dict().items()}
         return self.model.config, tensors, self._draft_ids
+
+
+def read_checkpoint(path: Path) -> dict[str, Any]:
+    """The state in ``path``.
+
+    Raises:
+        DsparkError: it is not a whole checkpoint of this format.
+    """
+    try:
+        state: dict[str, Any] = torch.load(path, weights_only=True)
+        if state["format"] != _FORMAT:
+            raise ValueError(f"format {state['format']}")
+    except Exception as error:  # torch.load raises many kinds
+        raise DsparkError(f"the checkpoint {path} is damaged ({error})", "delete it and start again") from error
+    return state
+
+
+def kept_draft_ids(run: Path) -> tuple[bool, Tensor | None]:
+    """Whether there is a run in the folder, and the draft vocabulary that it began with."""
+    path = run / _CHECKPOINT
+    return (True, read_checkpoint(path)["draft_ids"]) if path.exists() else (False, None)
 
 
 class _Lately:
