@@ -10,6 +10,7 @@ from itertools import count
 from dspark_cli.conversation import Conversation
 from dspark_cli.engine.contracts import Cache, Request, Sampling
 from dspark_cli.engine.decode_loop import DecodeLoop
+from dspark_cli.engine.drafters.dspark import DSparkDrafter
 from dspark_cli.engine.loading import EngineOptions, LoadedPair, load_pair
 from dspark_cli.engine.sampling import ReplyLaw, SeededStream, TokenLaw
 from dspark_cli.engine.scheduler.fixed import Off
@@ -275,7 +276,17 @@ class Engine:
             seed=request.sampling.seed,
             threads=pair.threads,
             weights=pair.weights_format,
+            calibration=_calibration_name(pair, request.sampling),
         )
+
+
+def _calibration_name(pair: LoadedPair, sampling: Sampling) -> str | None:
+    """Which temperatures the confidences of a reply go through; None where they are taken as they are."""
+    if not isinstance(pair.drafter, DSparkDrafter):
+        return None
+    law = "greedy" if sampling.greedy else "sampling"
+    calibration = pair.drafter.calibration
+    return None if getattr(calibration, law) is None else f"{calibration.name}, {law}"
 
 
 def _common_prefix(held: list[int], wanted: tuple[int, ...]) -> int:

@@ -82,6 +82,19 @@ class DrafterConfig:
     confidence_with_markov: bool
 
 
+@dataclass(frozen=True)
+class Calibration:
+    """Temperatures, one for each slot of a block, that a drafter's confidence logits are divided by.
+
+    ``greedy`` is for greedy replies, ``sampling`` for drawn ones; None takes the logits as they are. ``name`` says
+    where they came from.
+    """
+
+    greedy: tuple[float, ...] | None = None
+    sampling: tuple[float, ...] | None = None
+    name: str = ""
+
+
 class WeightSource(Protocol):
     """Named tensors of one checkpoint, read when asked for.
 

@@ -16,15 +16,17 @@ import torch
 from torch import Tensor
 
 from dspark_cli.conversation import Conversation
-from dspark_cli.engine.contracts import Cache, Draft, DraftLaw, Request, Rows, Sampling
+from dspark_cli.engine.contracts import Cache, Draft, Drafter, DraftLaw, Request, Rows, Sampling, Scheduler
 from dspark_cli.engine.loading import LoadedPair
-from dspark_cli.engine.round import run_round
+from dspark_cli.engine.round import RoundResult, run_round
 from dspark_cli.engine.sampling import ReplyLaw, SeededStream, TokenLaw
 from dspark_cli.engine.scheduler.fixed import Off
 from dspark_cli.engine.sequence import Sequence
 from dspark_cli.engine.stopping import keep_until_stop
+from dspark_cli.errors import DsparkError
 
 _MARK = "dsparkusersturn"
+_MOST_IN_VAIN = 256
 
 
 @dataclass(frozen=True)
@@ -120,12 +122,24 @@ def prompt_ids(pair: LoadedPair, text: str) -> tuple[int, ...]:
 
 
 class ReplyPool:
-    """Makes many replies side by side; ``taps`` are the features to keep of each."""
+    """Makes many replies side by side.
 
-    def __init__(self, pair: LoadedPair, taps: tuple[int, ...] = ()) -> None:
+    Args:
+        pair: whose target replies.
+        drafter: what drafts, or a :class:`FeatureRecorder`.
+        scheduler: how much is drafted and verified.
+        detail: of the requests; 1 keeps the laws that drafts were judged by among the results.
+    """
+
+    def __init__(
+        self, pair: LoadedPair, drafter: Drafter | None = None, scheduler: Scheduler | None = None, detail: int = 0
+    ) -> None:
         self._pair = pair
-        self._recorder = FeatureRecorder(taps) if taps else None
+        self._drafter = drafter
+        self._scheduler = scheduler or Off()
+        self._detail = detail
         self._running: list[tuple[int, Sequence]] = []
+        self.results: list[tuple[Sequence, RoundResult]] = []  # of the last step
 
     def __len__(self) -> int:
         return len(self._running)
@@ -136,10 +150,10 @@ class ReplyPool:
             return
         new = [(number, self._sequence(number, *job)) for number, *job in jobs]  # type: ignore[arg-type]
         rows = [Rows(s.cache, s.request.prompt_ids, len(s.request.prompt_ids) - 1) for _, s in new]
-        taps = self._recorder.taps if self._recorder is not None else ()
+        taps = self._drafter.taps if self._drafter is not None else ()
         for (_, sequence), read in zip(new, self._pair.target.forward(rows, taps), strict=True):
-            if sequence.context is not None and self._recorder is not None:
-                self._recorder.extend(sequence.context, sequence.request.prompt_ids, read.taps)
+            if sequence.context is not None and self._drafter is not None:
+                self._drafter.extend(sequence.context, sequence.request.prompt_ids, read.taps)
             law = sequence.law
             if law.greedy:
                 token = law.greedy_tokens(read.logits, ())[0]
@@ -152,17 +166,19 @@ class ReplyPool:
 
     def _sequence(self, number: int, ids: tuple[int, ...], sampling: Sampling, limit: int) -> Sequence:
         pair = self._pair
-        request = Request(f"s{number}", ids, sampling, limit, pair.stop_ids, detail=0)
+        request = Request(f"s{number}", ids, sampling, limit, pair.stop_ids, detail=self._detail)
         law = ReplyLaw(TokenLaw(sampling, ids, pair.target.vocab_size), SeededStream(sampling.seed), detail=0)
-        context = self._recorder.new_context() if self._recorder is not None else None
+        context = self._drafter.new_context() if self._drafter is not None else None
         cache = pair.target.new_cache()
         return Sequence(request, list(ids), cache, context, law, context_length=pair.context_length)
 
     def step(self) -> list[tuple[int, Sequence]]:
-        """One token for every running reply; returns those that ended."""
+        """One round for every running reply; returns those that ended. ``results`` has the rounds."""
         going = [sequence for _, sequence in self._running if not sequence.finished]
+        self.results = []
         if going:
-            run_round(self._pair.target, self._recorder, Off(), going)
+            rounds = run_round(self._pair.target, self._drafter, self._scheduler, going)
+            self.results = list(zip(going, rounds, strict=True))
         ended = [(number, sequence) for number, sequence in self._running if sequence.finished]
         self._running = [(number, sequence) for number, sequence in self._running if not sequence.finished]
         return ended
@@ -180,7 +196,7 @@ class Synthesiser:
 
     def dialogues(self, prompts: Iterator[str] | None = None) -> Iterator[Dialogue]:
         """Dialogues as they end. ``prompts`` replaces the target's own user turns; it may run dry."""
-        asking, answering = ReplyPool(self.pair), ReplyPool(self.pair, self.taps)
+        asking, answering = ReplyPool(self.pair), ReplyPool(self.pair, FeatureRecorder(self.taps))
         waiting: list[tuple[int, tuple[int, ...]]] = []
         opening = user_turn_opening(self.pair)
         numbers = count(self.first)
@@ -208,6 +224,26 @@ class Synthesiser:
                     sequence.law.greedy,
                     sequence.context.features(),
                 )
+
+    def questions(self) -> Iterator[str]:
+        """User turns alone, without end.
+
+        Raises:
+            DsparkError: the target writes none that can be used.
+        """
+        asking, opening, numbers = ReplyPool(self.pair), user_turn_opening(self.pair), count(self.first)
+        in_vain = 0
+        while True:
+            for _, sequence in self._ask(asking, opening, numbers, 0):
+                words = self._words(sequence)
+                if words:
+                    yield words
+                in_vain = 0 if words else in_vain + 1
+                if in_vain >= _MOST_IN_VAIN:
+                    raise DsparkError(
+                        f"{self.pair.options.model_name} writes no user turns of its own that could be used",
+                        "give prompts with --prompts",
+                    )
 
     def _ask(
         self, asking: ReplyPool, opening: tuple[int, ...], numbers: Iterator[int], waiting: int

@@ -27,7 +27,7 @@ from dspark_cli.engine.drafters.confidence_head import calibrated, open_confiden
 from dspark_cli.engine.drafters.markov_head import open_markov_head
 from dspark_cli.engine.kv_cache import KVCache
 from dspark_cli.engine.layers import DecoderLayer, RotaryTable, read_tensor
-from dspark_cli.engine.model_config import DrafterConfig, WeightSource
+from dspark_cli.engine.model_config import Calibration, DrafterConfig, WeightSource
 from dspark_cli.errors import CheckpointError
 
 RowMap = Callable[[Tensor], Tensor]
@@ -46,7 +46,7 @@ class DSparkDrafter:
         embed: the target's embedding, ids [n] → [n, H]; used where the file has none of its own.
         head: the target's head, rows [n, H] → [n, V_draft]; used where the file has none of its own.
         draft_ids: int64 [V_draft], the target id of each row of the draft head; None where they are the same.
-        temperatures: calibration of the confidences, one for each slot; None takes them as they are.
+        calibration: of the confidences; none takes them as they are.
 
     Raises:
         CheckpointError: a tensor is missing or has another shape than the config says, or the calibration does not
@@ -64,14 +64,14 @@ class DSparkDrafter:
         embed: RowMap | None = None,
         head: RowMap | None = None,
         draft_ids: Tensor | None = None,
-        temperatures: tuple[float, ...] | None = None,
+        calibration: Calibration = Calibration(),  # noqa: B008 (frozen)
     ) -> None:
-        _check(config, draft_ids, temperatures)
+        _check(config, draft_ids, calibration)
         self.config = config
         self._kernels = kernels
         self._device = torch.device(device)
         self._dtype = dtype
-        self._temperatures = temperatures
+        self.calibration = calibration
         self._draft_ids = None if draft_ids is None else draft_ids.to(self._device)
         shape, hidden = config.layer, config.layer.hidden_size
 
@@ -173,10 +173,12 @@ class DSparkDrafter:
             laws.append(q)
             given.append(probability)
         confidence_logits = self._confidence_logits(hidden, embeddings)
+        drawn_from = _all_or_none(laws)
+        temperatures = self.calibration.greedy if drawn_from is None else self.calibration.sampling
         return Draft(
             tokens=tuple(tokens),
-            q=_all_or_none(laws),
-            confidence=None if confidence_logits is None else calibrated(confidence_logits, self._temperatures),
+            q=drawn_from,
+            confidence=None if confidence_logits is None else calibrated(confidence_logits, temperatures),
             confidence_logits=confidence_logits,
             q_drafted=_all_or_none(given),
         )
@@ -195,7 +197,7 @@ def _all_or_none(values: list[T | None]) -> tuple[T, ...] | None:
     return known if len(known) == len(values) else None
 
 
-def _check(config: DrafterConfig, draft_ids: Tensor | None, temperatures: tuple[float, ...] | None) -> None:
+def _check(config: DrafterConfig, draft_ids: Tensor | None, calibration: Calibration) -> None:
     size = config.vocab_size if draft_ids is None else len(draft_ids)
     if size != config.draft_vocab_size:
         raise CheckpointError(
@@ -203,18 +205,19 @@ def _check(config: DrafterConfig, draft_ids: Tensor | None, temperatures: tuple[
             f"target ids of {size} are given",
             "download the drafter again",
         )
-    if temperatures is None:
-        return
-    if len(temperatures) != config.block_size:
-        raise CheckpointError(
-            f"the calibration has {len(temperatures)} temperatures for a block of {config.block_size} slots",
-            "calibrate this drafter again or remove the calibration file",
-        )
-    if not all(0 < temperature < math.inf for temperature in temperatures):
-        raise CheckpointError(
-            f"the calibration's temperatures must be above 0 and finite, not {temperatures}",
-            "calibrate this drafter again or remove the calibration file",
-        )
+    for temperatures in (calibration.greedy, calibration.sampling):
+        if temperatures is None:
+            continue
+        if len(temperatures) != config.block_size:
+            raise CheckpointError(
+                f"the calibration has {len(temperatures)} temperatures for a block of {config.block_size} slots",
+                "calibrate this drafter again or remove the calibration file",
+            )
+        if not all(0 < temperature < math.inf for temperature in temperatures):
+            raise CheckpointError(
+                f"the calibration's temperatures must be above 0 and finite, not {temperatures}",
+                "calibrate this drafter again or remove the calibration file",
+            )
 
 
 def _as_kv(context: Cache) -> KVCache:

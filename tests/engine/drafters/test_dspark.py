@@ -12,6 +12,7 @@ from torch import Tensor
 
 from dspark_cli.engine.contracts import Draft, Drafter, Sampling
 from dspark_cli.engine.drafters.dspark import DSparkDrafter
+from dspark_cli.engine.model_config import Calibration
 from dspark_cli.engine.sampling import ReplyLaw, SeededStream, TokenLaw
 from dspark_cli.errors import CheckpointError
 from tests.fakes.memory_weights import MemoryWeights
@@ -194,21 +195,29 @@ def test_penalties_see_the_tokens_drafted_before():
 
 
 def test_temperatures_calibrate_each_slot():
+    """Greedy and drawn replies each have their own."""
     config = CONFIGS["vanilla"]
-    temperatures = (0.5, 1.0, 2.0, 3.0, 0.7, 1.1, 9.0)
-    drafter, _ = _made(config, temperatures=temperatures)
-    draft = drafter.draft(_read(drafter, _taps(config, 9)), 4, _law(config), 5)
-    assert draft.confidence == pytest.approx(
-        [1 / (1 + math.exp(-x / t)) for x, t in zip(draft.confidence_logits, temperatures, strict=False)]
-    )
-    plain = _made(config)[0].draft(_read(drafter, _taps(config, 9)), 4, _law(config), 5)
-    assert plain.confidence_logits == draft.confidence_logits
+    greedy, sampling = (0.5, 1.0, 2.0, 3.0, 0.7, 1.1, 9.0), (2.0, 0.3, 1.0, 1.5, 1.5, 1.5, 1.5)
+    drafter, _ = _made(config, calibration=Calibration(greedy, sampling, "here"))
+    plain = _made(config)[0]
+    for law, temperatures in (
+        (_law(config), greedy),
+        (_law(config, Sampling(temperature=0.7, top_k=1)), sampling),
+    ):
+        draft = drafter.draft(_read(drafter, _taps(config, 9)), 4, law, 5)
+        assert draft.confidence == pytest.approx(
+            [1 / (1 + math.exp(-x / t)) for x, t in zip(draft.confidence_logits, temperatures, strict=False)]
+        )
+        bare = plain.draft(_read(drafter, _taps(config, 9)), 4, law, 5)
+        assert bare.confidence_logits == draft.confidence_logits
+        assert bare.confidence == pytest.approx([1 / (1 + math.exp(-x)) for x in draft.confidence_logits])
 
 
 @pytest.mark.parametrize("temperatures", [(1.0,) * 6, (1.0,) * 6 + (0.0,), (1.0,) * 6 + (math.nan,), (math.inf,) * 7])
-def test_impossible_temperatures_are_refused(temperatures):
+@pytest.mark.parametrize("law", ["greedy", "sampling"])
+def test_impossible_temperatures_are_refused(temperatures, law):
     with pytest.raises(CheckpointError, match="calibration"):
-        _made(CONFIGS["vanilla"], temperatures=temperatures)
+        _made(CONFIGS["vanilla"], calibration=Calibration(**{law: temperatures}))
 
 
 def test_the_target_s_embedding_and_head_serve_a_file_without_its_own():
