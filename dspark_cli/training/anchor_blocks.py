@@ -34,8 +34,8 @@ class CachedSequence:
 
     @property
     def anchors(self) -> range:
-        """Positions that can be anchors: at least one slot after them can be judged."""
-        return range(max(self.reply_start - 1, 0), len(self.ids) - 1)
+        """Positions that can be anchors: a context row before them, and a slot after them that can be judged."""
+        return range(max(self.reply_start - 1, 1), len(self.ids) - 1)
 
 
 @dataclass(frozen=True)

@@ -3,8 +3,7 @@
 Tensors have their DeepSpec names, so ``state_dict()`` is what a drafter's file holds; embedding and head belong to
 the target, are frozen and stay out of it. Weights are float32; matrix products may run in bfloat16 (``compute``).
 
-Each anchor's block [anchor, mask, …] sees the context rows strictly before its anchor and all of itself. Scores on
-the context and within the block are computed apart and share one softmax, so no mask of blocks by blocks exists.
+Each anchor's block [anchor, mask, …] sees the context rows strictly before its anchor and all of itself.
 
 Notation: A anchors, γ block size, C context rows, H hidden size, D head dimension, T taps, r Markov rank.
 """
@@ -20,6 +19,7 @@ from torch.nn import functional
 from dspark_cli.engine.layers import RotaryTable
 from dspark_cli.engine.model_config import DrafterConfig, LayerShape
 from dspark_cli.training.anchor_blocks import AnchorBatch, Span
+from dspark_cli.training.block_attention import block_attention, context_masks
 from dspark_cli.training.row_functions import rms_norm, swiglu
 
 Rotation = tuple[Tensor, Tensor]
@@ -92,7 +92,7 @@ class DraftModel(nn.Module):
         x = self.embedding[ids.view(-1)]
         at = (batch.anchor_at.unsqueeze(1) + torch.arange(block)).view(-1)
         context_turn, block_turn = self._turns(batch.context_at), self._turns(at)
-        masks = [_hidden_context(batch, span) for span in batch.spans]
+        masks = context_masks(batch, block * (self.config.layer.heads // self.config.layer.kv_heads), self.compute)
         for layer in self.layers:
             assert isinstance(layer, DraftLayer)
             x = layer(x, context, context_turn, block_turn, batch.spans, masks, self.compute)
@@ -175,13 +175,9 @@ class Attention(nn.Module):
         v = self._heads(rows, self.v_proj, None, None, compute)
         context_k = self._heads(context, self.k_proj, self.k_norm, context_turn, compute)
         context_v = self._heads(context, self.v_proj, None, None, compute)
-        out = []
-        block = q.shape[0] // spans[-1].anchors.stop
-        for span, mask in zip(spans, masks, strict=True):
-            mine = slice(span.anchors.start * block, span.anchors.stop * block)
-            past = context_k[span.context], context_v[span.context]
-            out.append(_attend(q[mine], k[mine], v[mine], *past, mask, block))
-        return _linear(torch.cat(out), self.o_proj.weight, compute, self.o_proj.bias)
+        q, k, v = (x.unflatten(0, (spans[-1].anchors.stop, -1)) for x in (q, k, v))
+        out = block_attention(q, k, v, context_k, context_v, spans, masks)
+        return _linear(out, self.o_proj.weight, compute, self.o_proj.bias)
 
     def _heads(
         self, rows: Tensor, project: nn.Linear, norm: Norm | None, turn: Rotation | None, compute: torch.dtype
@@ -261,39 +257,3 @@ def _turned(x: Tensor, turn: Rotation) -> Tensor:
     cosine, sine = turn
     a, b = x.to(cosine.dtype).chunk(2, -1)
     return torch.cat((a * cosine - b * sine, b * cosine + a * sine), -1)
-
-
-def _hidden_context(batch: AnchorBatch, span: Span) -> Tensor:
-    """True where a context row is not before the anchor, [a, 1, S]."""
-    rows = batch.context_at[span.context]
-    return (rows >= batch.anchor_at[span.anchors].unsqueeze(1)).unsqueeze(1)
-
-
-def _attend(q: Tensor, k: Tensor, v: Tensor, past_k: Tensor, past_v: Tensor, hide: Tensor, block: int) -> Tensor:
-    """Attention of the blocks of one sequence.
-
-    Args:
-        q: [a·γ, heads, D]; ``k``, ``v``: [a·γ, kv_heads, D] of the blocks.
-        past_k: and ``past_v`` [S, kv_heads, D], the context rows.
-        hide: [a, 1, S], True where an anchor must not look.
-        block: γ.
-
-    Returns:
-        [a·γ, heads·D].
-    """
-    rows, heads, dim = q.shape
-    groups = k.shape[1]
-    anchors, share = rows // block, heads // groups
-    # Query rows by key head, anchor, slot, head of the group.
-    q = q.view(anchors, block, groups, share, dim).permute(2, 0, 1, 3, 4) * dim**-0.5
-    q = q.reshape(groups, anchors * block * share, dim)
-    own_k, own_v = (x.view(anchors, block, groups, dim).permute(2, 0, 1, 3).flatten(0, 1) for x in (k, v))
-    far = (q @ past_k.permute(1, 2, 0)).view(groups, anchors, block * share, -1)
-    far = far.masked_fill(hide, -torch.inf)
-    near = (q.view(groups * anchors, block * share, dim) @ own_k.mT).view(groups, anchors, block * share, block)
-    seen = torch.cat((far, near), -1).softmax(-1)
-    of_past, of_own = seen.split((far.shape[-1], block), -1)
-    out = of_past.flatten(1, 2) @ past_v.transpose(0, 1)
-    out = out + (of_own.reshape(groups * anchors, block * share, block) @ own_v).view(out.shape)
-    out = out.view(groups, anchors, block, share, dim).permute(1, 2, 0, 3, 4)
-    return out.reshape(rows, heads * dim)

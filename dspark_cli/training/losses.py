@@ -207,9 +207,9 @@ class _Workspace:
         law, sign = self._law[:count], self._sign[:count]
         torch.index_select(slots.probabilities, 0, rows, out=law)
         torch.sub(drafted, law, out=law)
-        torch.linalg.vector_norm(law, 1, dim=1, out=distance)
-        distance += slots.outside[rows]
         torch.sign(law, out=sign)
+        # Σ|x| as x·sign(x): here a product is several times faster than a norm.
+        torch.add(torch.linalg.vecdot(law, sign), slots.outside[rows], out=distance)
         pull = alpha * weight * inside
         push = beta * weight
         along = torch.linalg.vecdot(drafted, sign)

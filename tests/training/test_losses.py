@@ -26,7 +26,7 @@ def _case(head: str = "vanilla", **more):
         tensors["markov_head.markov_w2.weight"] = tensors["markov_head.markov_w2.weight"][DRAFT_IDS]
     tensors["lm_head.weight"] = whole[DRAFT_IDS]
     model = made(replace(config, draft_vocab_size=len(DRAFT_IDS)), tensors)
-    chosen = [(sequence(config, 21), torch.tensor([0, 6, 18])), (sequence(config, 12, 4), torch.tensor([5, 9]))]
+    chosen = [(sequence(config, 21), torch.tensor([1, 6, 18])), (sequence(config, 12, 4), torch.tensor([5, 9]))]
     batch = BlockMaker(config.block_size, 24).make(chosen)
     logits = functional.rms_norm(batch.last, (24,)) @ whole.T
     batch = replace(batch, log_mass=logits.logsumexp(1))
