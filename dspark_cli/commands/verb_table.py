@@ -60,6 +60,14 @@ VERBS = (
         ),
     ),
     Verb(
+        "calibrate", "dspark_cli.commands.calibrate:calibrate", "Make a drafter's confidences mean what they say.",
+        "Drafters",
+        (
+            "dspark calibrate --drafter ./my-drafter",
+            "dspark calibrate --drafter ./my-drafter --prompts held-out.txt --plot reliability.png",
+        ),
+    ),
+    Verb(
         "config", "dspark_cli.commands.config:config", "Show the settings and where each came from.", "Set up",
         (
             "dspark config  # every setting, its value, its source",

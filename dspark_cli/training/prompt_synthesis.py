@@ -105,12 +105,21 @@ class FeatureRecorder:
 
 
 def user_turn_opening(pair: LoadedPair) -> tuple[int, ...]:
-    """The template up to where the user's words begin."""
+    """The template up to where the user's words begin.
+
+    Raises:
+        DsparkError: there is nothing before them, or the template does not show them.
+    """
     rendered = pair.template.render([{"role": "user", "content": _MARK}])
     opening, found, _ = rendered.partition(_MARK)
-    if not found:
-        raise ValueError("the chat template does not show the user's words")
-    return tuple(pair.tokenizer.encode(opening, special=True))
+    ids = tuple(pair.tokenizer.encode(opening, special=True)) if found else ()
+    if not ids:
+        raise DsparkError(
+            f"the chat template of {pair.options.model_name} does not open the user's turn, so that the model cannot "
+            "write one",
+            "give prompts with --prompts",
+        )
+    return ids
 
 
 def prompt_ids(pair: LoadedPair, text: str) -> tuple[int, ...]:

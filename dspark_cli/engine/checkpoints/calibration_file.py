@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from dspark_cli.engine.checkpoints.fields import Fields
+from dspark_cli.engine.checkpoints.fingerprint import fingerprint
 from dspark_cli.engine.model_config import Calibration
 from dspark_cli.errors import CheckpointError
 
@@ -26,6 +27,18 @@ class Binding:
     target: str
     drafter: str
     block_size: int
+
+
+def calibration_binding(target: Path, drafter: Path, block_size: int) -> Binding:
+    """What a calibration of the pair in the files or folders ``target`` and ``drafter`` is bound to.
+
+    Raises:
+        CheckpointError: a file of the two cannot be read.
+    """
+    try:
+        return Binding(fingerprint(target), fingerprint(drafter), block_size)
+    except OSError as error:
+        raise CheckpointError(f"{error.filename} cannot be read ({error.strerror})", "check its permissions") from error
 
 
 def calibration_values(binding: Binding, calibration: Calibration, notes: Mapping[str, Any]) -> dict[str, Any]:
