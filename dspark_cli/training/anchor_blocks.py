@@ -9,6 +9,7 @@ Notation: A anchors, γ block size, C context rows, P law rows, H hidden size, T
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
@@ -108,12 +109,12 @@ class AnchorSampler:
 
     def _begin(self, epoch: int, count: int) -> None:
         self._epoch, self._at = epoch, 0
-        chance = torch.Generator().manual_seed((self._seed << 32) + (1 << 31) + epoch)
+        chance = _generator(self._seed, "epoch", epoch)
         self._order = torch.randperm(count, generator=chance).tolist()
 
     def batch(self) -> AnchorBatch:
         """The next batch."""
-        chance = torch.Generator().manual_seed((self._seed << 32) + self._number)
+        chance = _generator(self._seed, "batch", self._number)
         self._number += 1
         chosen = [self._next() for _ in range(self._at_once)]
         return self._blocks.make([(one, self._anchors(one, chance)) for one in chosen])
@@ -140,6 +141,12 @@ class AnchorSampler:
             raise ValueError(f"{state['count']} sequences were there, now only {len(self._sequences)} are")
         self._begin(state["epoch"], state["count"])
         self._number, self._at = state["number"], state["at"]
+
+
+def _generator(*name: object) -> torch.Generator:
+    """A generator of its own for each ``name``. Torch's looks at the last 32 bits of a seed only, hence the hash."""
+    digest = hashlib.blake2b(repr(name).encode(), digest_size=4).digest()
+    return torch.Generator().manual_seed(int.from_bytes(digest, "big"))
 
 
 @dataclass(frozen=True)

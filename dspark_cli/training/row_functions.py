@@ -10,7 +10,7 @@ from torch.nn import functional
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """x / rms(x) · weight over the last dimension, in the type of ``weight``."""
+    """X / rms(x) · weight over the last dimension, in the type of ``weight``."""
     return _RmsNorm.apply(x, weight, eps)  # type: ignore[no-untyped-call, no-any-return]
 
 

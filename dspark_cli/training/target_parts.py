@@ -10,12 +10,12 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
-from torch.nn import functional
 
 from dspark_cli.engine.model_config import TargetConfig, WeightSource
 from dspark_cli.paths import write_atomically
 from dspark_cli.training.draft_model import DraftModel
-from dspark_cli.training.feature_cache import FeatureCache
+from dspark_cli.training.feature_cache import FeatureCache, ShardTensors
+from dspark_cli.training.losses import LawMaker
 
 _ROWS = 256
 
@@ -43,32 +43,58 @@ def read_target(config: TargetConfig, weights: WeightSource) -> TargetParts:
 
 
 @torch.no_grad()
-def log_mass(target: TargetParts, last: Tensor) -> Tensor:
-    """Log-sum-exp of the target's logits [n] after rows ``last`` [n, H] of the final layer's output."""
-    normed = functional.rms_norm(last.float(), (last.shape[1],), target.norm, target.eps)
-    parts = [torch.logsumexp(rows @ target.head.T, 1) for rows in normed.split(_ROWS)]
-    return torch.cat(parts) if parts else normed.new_empty(0)
+def log_mass(laws: LawMaker, last: Tensor, ids: Tensor) -> Tensor:
+    """Log-sum-exp of the target's logits [n] after rows ``last`` [n, H] of the final layer's output.
+
+    ``laws`` is made of the whole head. ``ids`` int64 [n] are those that follow: being likely ones, their logits are
+    a level from which the others differ little.
+    """
+    parts = []
+    for rows, following in zip(last.float().split(_ROWS), ids.split(_ROWS), strict=True):
+        level = laws.logits_at(rows, following)
+        parts.append(torch.logsumexp(laws.logits(rows, level), 1) + level)
+    return torch.cat(parts)
 
 
-def cached_log_mass(cache: FeatureCache, target: TargetParts, tell: Callable[[int, int], None]) -> list[Tensor]:
-    """Log-sum-exp [N] of every shard of ``cache``, computed once and kept beside it. ``tell(done, of)`` in shards."""
-    hidden, found = target.config.layer.hidden_size, []
+def cached_log_mass(
+    cache: FeatureCache, target: TargetParts, compute: torch.dtype, tell: Callable[[int, int], None]
+) -> list[Tensor]:
+    """Log-sum-exp [N] of every shard of ``cache``, computed once and kept beside it; NaN in prompts.
+
+    ``compute`` is the type of the products; ``tell(done, of)`` counts shards.
+    """
+    found, laws = [], None
     for index, shard in enumerate(cache.shards):
         path = cache.folder / "log-mass" / shard.name
-        kept = _kept(path, shard.sha256)
+        made_of = f"{shard.sha256} {compute}"
+        kept = _kept(path, made_of)
         if kept is None:
-            kept = log_mass(target, cache.read(shard).features[:, -hidden:])
-            write_atomically(path, save({"log_mass": kept}, {"features": shard.sha256}))
+            laws = laws or LawMaker(target.norm, target.eps, target.head, compute)
+            kept = _log_mass_of(cache.read(shard), target.config.layer.hidden_size, laws)
+            write_atomically(path, save({"log_mass": kept}, {"made of": made_of}))
         found.append(kept)
         tell(index + 1, len(cache.shards))
     return found
 
 
-def _kept(path: Path, checksum: str) -> Tensor | None:
-    """What was kept for the features of ``checksum``; None where there is nothing, or of other features."""
+def _log_mass_of(shard: ShardTensors, hidden: int, laws: LawMaker) -> Tensor:
+    """Of the rows from the last prompt token on, as nothing before them is learned from."""
+    wanted = torch.zeros(len(shard.ids), dtype=torch.bool)
+    edges = shard.starts.tolist()
+    for start, stop, reply in zip(edges, edges[1:], shard.reply_starts.tolist(), strict=False):
+        wanted[start + max(reply - 1, 0) : stop] = True
+    at = wanted.nonzero().squeeze(1)
+    following = shard.ids[(at + 1).clamp(max=len(shard.ids) - 1)].long()
+    out = torch.full((len(shard.ids),), torch.nan)
+    out[at] = log_mass(laws, shard.features[at, -hidden:], following)
+    return out
+
+
+def _kept(path: Path, made_of: str) -> Tensor | None:
+    """What was kept; None where there is nothing, or something ``made_of`` other features."""
     try:
         with safe_open(path, "pt") as file:
-            same = (file.metadata() or {}).get("features") == checksum
+            same = (file.metadata() or {}).get("made of") == made_of
             return file.get_tensor("log_mass") if same else None
     except (OSError, SafetensorError):
         return None

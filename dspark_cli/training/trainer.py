@@ -23,7 +23,7 @@ from dspark_cli.errors import DsparkError, UsageError
 from dspark_cli.paths import write_atomically
 from dspark_cli.training.anchor_blocks import AnchorBatch, AnchorSampler
 from dspark_cli.training.draft_model import DraftModel
-from dspark_cli.training.losses import LossParts, LossWeights, TargetLaw, draft_loss, greedy_match, target_law
+from dspark_cli.training.losses import LawMaker, LossParts, LossWeights, TargetLaw, draft_loss, greedy_match
 from dspark_cli.training.optimizer import make_optimizers
 from dspark_cli.training.target_parts import TargetParts
 
@@ -132,7 +132,8 @@ class Trainer:
         held_out: Seq[HeldOutPart], course: Course, run: Path, tell: Tell,
     ) -> None:  # fmt: skip
         self.model, self.course, self.run = model, course, run
-        self._target, self._draft_ids = target, draft_ids
+        self._draft_ids = draft_ids
+        self._law_maker = LawMaker(target.norm, target.eps, model.head, model.compute)
         self._sampler, self._held_out, self._tell = sampler, held_out, tell
         vocabulary = model.config.vocab_size
         self._draft_of = torch.arange(vocabulary)
@@ -182,12 +183,10 @@ class Trainer:
         return parts
 
     def _law(self, batch: AnchorBatch) -> TargetLaw:
-        return target_law(batch.last, batch.log_mass, self._target.norm, self._target.eps, self.model.head)
+        return self._law_maker(batch.last, batch.log_mass)
 
     def _loss(self, batch: AnchorBatch) -> LossParts:
-        return draft_loss(
-            self.model, self.model(batch), batch, self._law(batch), self._draft_of, self.course.loss
-        )
+        return draft_loss(self.model, self.model(batch), batch, self._law(batch), self._draft_of, self.course.loss)
 
     @torch.no_grad()
     def judge(self) -> HeldOut:

@@ -56,13 +56,14 @@ class SequenceSplit:
 
     cache: FeatureCache
     target: TargetParts
+    compute: torch.dtype
     tell_mass: Callable[[int, int], None]
     most_held_out: int = 32
 
     def read(self) -> tuple[list[CachedSequence], list[CachedSequence]]:
         """(learned from, held out) of all shards that are there now; what was there before keeps its place."""
         self.cache = FeatureCache(self.cache.folder, self.cache.origin)
-        mass = cached_log_mass(self.cache, self.target, self.tell_mass)
+        mass = cached_log_mass(self.cache, self.target, self.compute, self.tell_mass)
         every = sequences_of(self.cache, mass)
         held = set(range(0, len(every), _HELD_OUT_EVERY)[: self.most_held_out])
         return [one for i, one in enumerate(every) if i not in held], [every[i] for i in sorted(held)]
@@ -116,7 +117,8 @@ def open_run(
         DsparkError: too few sequences, or options that cannot be meant.
     """
     config = drafter_config(shape, target, cache.origin.taps)
-    split = SequenceSplit(cache, target, tell_mass)
+    compute = choose_type(shape.precision, config)
+    split = SequenceSplit(cache, target, compute, tell_mass)
     learned, held = split.read()
     if len(learned) < _FEWEST_SEQUENCES:
         raise DsparkError(f"{len(learned)} usable replies are too few to learn from", "give or make more prompts")
@@ -124,7 +126,6 @@ def open_run(
     if not begun and config.draft_vocab_size < config.vocab_size:
         draft_ids = draft_vocabulary(reply_counts(learned, config.vocab_size), config.draft_vocab_size, stop_ids)
     head = target.head if draft_ids is None else target.head[draft_ids]
-    compute = choose_type(shape.precision, config)
     model = DraftModel(config, target.embedding, head.contiguous(), compute)
     start_weights(model, target, course.seed, shape.from_target)
     hidden = config.layer.hidden_size
