@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from dspark_cli.training import losses
 from dspark_cli.training.anchor_blocks import BlockMaker
-from dspark_cli.training.losses import LossWeights, SlotTargets, TargetLaw, draft_loss, slot_logits, target_law
+from dspark_cli.training.losses import LawMaker, LossWeights, SlotTargets, TargetLaw, draft_loss, slot_logits
 from tests.fakes.random_drafter import drafter_config, random_tensors
 from tests.training.test_draft_model import made, sequence
 
@@ -30,7 +30,7 @@ def _case(head: str = "vanilla", **more):
     batch = BlockMaker(config.block_size, 24).make(chosen)
     logits = functional.rms_norm(batch.last, (24,)) @ whole.T
     batch = replace(batch, log_mass=logits.logsumexp(1))
-    law = target_law(batch.last, batch.log_mass, torch.ones(24), torch.finfo(torch.float32).eps, model.head)
+    law = LawMaker(torch.ones(24), 1e-7, model.head, torch.float32)(batch.last, batch.log_mass)
     draft_of = torch.full((63,), -1).index_put_((DRAFT_IDS,), torch.arange(len(DRAFT_IDS)))
     return model, batch, law, draft_of, logits.softmax(1)
 
@@ -94,7 +94,7 @@ def test_gradients_of_the_slot_loss_are_those_of_finite_differences():
     head = normal(7, 4).detach()
     law = torch.rand(2, 9, generator=chance, dtype=torch.float64).softmax(1)[:, :7]
     tokens = torch.tensor([0, -1, 3, 6, 3])
-    slots = SlotTargets(law, 1 - law.sum(1), torch.tensor([0, 1, 1, 0, 1]), tokens)
+    slots = SlotTargets(law, 1 - law.sum(1), torch.tensor([0, 1, 1, 0, 1]), tokens, torch.randn(5, dtype=torch.float64))
     weight = torch.tensor([0.3, 0.1, 0.0, 0.2, 0.4], dtype=torch.float64)
 
     def loss(hidden, inner, w2):
@@ -116,6 +116,7 @@ def test_a_drafter_equal_to_its_target_has_no_distance_and_is_accepted():
     logits = slot_logits(model, model(batch)).detach()
     same = TargetLaw(logits.softmax(1))
     rows = torch.arange(len(logits)).view(batch.tokens.shape)
-    parts = draft_loss(model, model(batch), replace(batch, law_rows=rows), same, draft_of, LossWeights())
+    batch = replace(batch, law_rows=rows, log_mass=torch.zeros(len(logits)))
+    parts = draft_loss(model, model(batch), batch, same, draft_of, LossWeights())
     assert parts.distance == pytest.approx(0, abs=1e-5)
     torch.testing.assert_close(parts.acceptance, batch.valid.float())
