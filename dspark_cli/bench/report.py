@@ -52,7 +52,8 @@ def _about_schedule(result: BenchResult, comparison: Comparison) -> list[str]:
         return [f"{factor}: it LOSES here.{gain} Use --schedule off."]
     if ratio.verdict == FASTER:
         loss = f" It loses on {_listed(losses)}: use --schedule off there." if losses else ""
-        return [f"{factor}: it gains here.{loss}"]
+        sure = f" By kind the gain is beyond doubt on {_listed(wins)}." if wins and len(wins) < len(by_kind) else ""
+        return [f"{factor}: it gains here.{sure}{loss}"]
     sentences = [f"{factor}: over all prompts no difference is seen."]
     if wins:
         sentences.append(f"It gains on {_listed(wins)}.")
@@ -83,11 +84,18 @@ def _head(result: BenchResult) -> str:
         "interrupted": f" Interrupted after {result.complete()} of {result.planned} prompts.",
     }.get(result.stopped, "")
     long = f" Too long for the context and left out: {', '.join(result.left_out)}." if result.left_out else ""
+    busy = (
+        f"\nOther programs kept the machine busy when this began (load {m.load:.1f} on {_counted(m.cores, 'core')}): "
+        "speeds are lower than they could be, and fewer --threads may be faster."
+        if m.busy
+        else ""
+    )
     return (
         f"dspark {m.version} · {m.model} ({m.weights}, computed in {m.dtype}) · {drafter}\n"
-        f"{m.cpu} · {m.device}, {_counted(m.threads, 'thread')} · torch {m.torch} · {m.date}\n"
+        f"{m.cpu}, {_counted(m.cores, 'core')} · {m.device}, {_counted(m.threads, 'thread')} · "
+        f"torch {m.torch} · {m.date}\n"
         f"Greedy replies of at most {result.max_new_tokens} tokens to {_counted(result.complete(), 'prompt')}, "
-        f"the modes in turn.{cut}{long}"
+        f"the modes in turn.{cut}{long}{busy}"
     )
 
 

@@ -13,15 +13,21 @@ from dspark_cli.bench.step_curve import StepCurve
 
 RESULT_VERSION = 1
 ALL = "all"
+BUSY_LOAD = 0.7
 
 
 @dataclass(frozen=True)
 class Machine:
-    """Where a bench ran and on what."""
+    """Where a bench ran and on what. ``load`` is what other programs did when it began: busy processes in a minute.
+
+    None where the system does not tell.
+    """
 
     version: str
     date: str
     cpu: str
+    cores: int
+    load: float | None
     device: str
     threads: int
     torch: str
@@ -32,6 +38,11 @@ class Machine:
     drafter: str | None
     drafter_kind: str
     block_size: int
+
+    @property
+    def busy(self) -> bool:
+        """Whether other programs took a good part of a core: a step waits for its slowest thread."""
+        return self.load is not None and self.load > BUSY_LOAD
 
 
 @dataclass(frozen=True)

@@ -50,6 +50,7 @@ def run_bench(
     plan: BenchPlan,
     *,
     schedule: str | None = None,
+    load: float | None = None,
     open_others: Callable[[], tuple[list[Mode], list[Unavailable]]] = lambda: ([], []),
     tell: Callable[[str], None] = lambda _: None,
 ) -> BenchResult:
@@ -59,6 +60,7 @@ def run_bench(
         engine: the pair to measure.
         plan: what to measure.
         schedule: the speculative schedule; None means the engine's default.
+        load: what other programs did before the bench (see :func:`present_load`).
         open_others: loads the peers.
         tell: hears what is being done, in a few words.
 
@@ -75,7 +77,7 @@ def run_bench(
         )
     ours, missing = engine_modes(engine, schedule)
     result = BenchResult(
-        machine=describe_machine(engine),
+        machine=describe_machine(engine, load),
         max_new_tokens=plan.max_new_tokens,
         modes=tuple(mode.name for mode in ours),
         planned=len(tasks),
@@ -143,13 +145,15 @@ def _compare(engine: Engine, tasks: Sequence[Task], result: BenchResult) -> None
             result.identities.append(identity)
 
 
-def describe_machine(engine: Engine) -> Machine:
-    """The machine, the versions and the pair, for the head of a report."""
+def describe_machine(engine: Engine, load: float | None) -> Machine:
+    """The machine, the versions and the pair, for the head of a report. ``load`` as it was before the bench."""
     pair = engine.pair
     return Machine(
         version=__version__,
         date=datetime.now().astimezone().isoformat(timespec="seconds"),
         cpu=cpu_name(),
+        cores=core_count(),
+        load=load,
         device=pair.device,
         threads=pair.threads,
         torch=torch.__version__,
@@ -164,15 +168,25 @@ def describe_machine(engine: Engine) -> Machine:
 
 
 def cpu_name(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
-    """What the processor calls itself, and how many cores this process may use."""
-    name = platform.processor() or platform.machine()
+    """What the processor calls itself."""
     try:
         for line in cpuinfo.read_text(encoding="utf-8", errors="replace").splitlines():
             key, _, value = line.partition(":")
             if key.strip().lower() in ("model name", "hardware") and value.strip():
-                name = value.strip()
-                break
+                return value.strip()
     except OSError:
         pass
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return f"{name}, {cores} {'core' if cores == 1 else 'cores'}"
+    return platform.processor() or platform.machine()
+
+
+def core_count() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def present_load() -> float | None:
+    """Busy processes over the last minute, as the system averages them; None where it does not tell."""
+    try:
+        return os.getloadavg()[0]
+    except (AttributeError, OSError):
+        return None

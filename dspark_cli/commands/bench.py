@@ -40,7 +40,7 @@ def bench(
     ] = None,
     tokens: Annotated[
         int | None,
-        typer.Option(metavar="N", help="The most tokens of a reply.  [default: 128; 48 with --quick]"),
+        typer.Option(metavar="N", help="The most tokens of a reply.  [default: 128; 32 with --quick]"),
     ] = None,
     json: Annotated[
         bool, typer.Option("--json", help="Write one JSON object with all figures and replies instead of the table.")
@@ -57,8 +57,9 @@ def bench(
     began = perf_counter()
     _check_output(output)
     from dspark_cli.bench.peers import open_peers, parse_peers
-    from dspark_cli.bench.session import run_bench
+    from dspark_cli.bench.session import present_load, run_bench
 
+    load = present_load()
     names = parse_peers(peers) if peers is not None else ()
     plan = _plan(quick, prompts, tokens, began)
     schedule = merged.settings.schedule
@@ -71,6 +72,7 @@ def bench(
             engine,
             plan,
             schedule=schedule,
+            load=load,
             open_others=lambda: open_peers(names, engine.pair, console.passing),
             tell=console.passing,
         )
@@ -89,7 +91,7 @@ def _plan(quick: bool, prompts: Path | None, tokens: int | None, began: float) -
         raise UsageError(f"--tokens {tokens} leaves nothing to time", "give 2 or more")
     return BenchPlan(
         prompts=prompts_from_file(prompts) if prompts is not None else shipped_prompts(),
-        max_new_tokens=tokens or (48 if quick else 128),
+        max_new_tokens=tokens or (32 if quick else 128),
         step_repeats=12 if quick else 30,
         deadline=began + QUICK_SECONDS if quick else None,
         quick=quick,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import random
+from dataclasses import replace
 
 import pytest
 
@@ -19,7 +20,7 @@ from tests.bench.fakes import summary
 
 SPEC, PEER = "ngram fixed:4", "transformers"
 MACHINE = Machine(
-    version="1.2.3", date="2026-01-02T03:04:05+00:00", cpu="Abacus 9000, 2 cores", device="cpu", threads=2,
+    version="1.2.3", date="2026-01-02T03:04:05+00:00", cpu="Abacus 9000", cores=2, load=0.1, device="cpu", threads=2,
     torch="2.0", python="3.11.0", model="tiny", weights="Q4_1", dtype="float32", drafter="ngram",
     drafter_kind="ngram", block_size=4,
 )  # fmt: skip
@@ -76,10 +77,24 @@ def test_a_gain_is_called_a_gain() -> None:
     assert "1.5" in words
     assert "it gains here" in words
     assert "off" not in words
+    assert "By kind" not in words, "it gains on all"
 
 
 def test_a_gain_names_the_kinds_that_lose() -> None:
     assert "It loses on chat: use --schedule off there." in _words(_result({"chat": 0.9, ALL: 2.0}))
+
+
+def test_a_gain_names_the_kinds_that_make_it() -> None:
+    assert "it gains here. By kind the gain is beyond doubt on copying." in _words(_result({"copying": 9.0, ALL: 1.0}))
+
+
+def test_a_busy_machine_is_said() -> None:
+    result = _result({ALL: 1.0}, each=1)
+    assert "busy" not in render(result)
+    result.machine = replace(MACHINE, load=1.5)
+    assert "busy when this began (load 1.5 on 2 cores)" in render(result)
+    result.machine = replace(MACHINE, load=None)
+    assert "busy" not in render(result)
 
 
 def test_a_loss_names_the_kinds_that_gain() -> None:
@@ -154,7 +169,20 @@ def test_json_holds_the_figures_and_the_raw_replies() -> None:
     result.stopped = "interrupted"
     body = json.loads(json.dumps(result.to_dict(), allow_nan=False))
     assert body["bench"] == 1
-    for key in ("version", "date", "cpu", "device", "threads", "torch", "python", "model", "weights", "dtype"):
+    for key in (
+        "version",
+        "date",
+        "cpu",
+        "device",
+        "threads",
+        "cores",
+        "load",
+        "torch",
+        "python",
+        "model",
+        "weights",
+        "dtype",
+    ):
         assert body[key] == vars(MACHINE)[key]
     assert (body["quick"], body["stopped"], body["lossless"], body["max_new_tokens"]) == (True, "interrupted", True, 11)
     assert body["prompts"] == {"planned": 8, "answered": 8, "too_long": []}
