@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -199,3 +199,12 @@ def _vocabulary(draft_ids: Tensor, config: DrafterConfig) -> dict[str, Tensor]:
     among = torch.zeros(config.vocab_size, dtype=torch.bool)
     among[ids] = True
     return {"d2t": ids - torch.arange(len(ids)), "t2d": among}
+
+
+def drafter_layer(target: LayerShape) -> LayerShape:
+    """The shape of a target's layers as both layouts can say it: query and key norms, no biases, known rotary kinds.
+
+    Frequency factors of a GGUF file have no place in config.json, so their drafter turns by the bare base.
+    """
+    rope = RopeConfig(target.rope.theta) if target.rope.kind == "factors" else target.rope
+    return replace(target, qk_norm=True, qkv_bias=False, output_bias=False, mlp_bias=False, rope=rope)

@@ -14,11 +14,11 @@ from torch import Tensor
 from dspark_cli.engine.checkpoints.drafter_formats import open_drafter
 from dspark_cli.engine.contracts import Sampling
 from dspark_cli.engine.engine import Engine, EngineOptions
-from dspark_cli.engine.model_config import DrafterConfig, RopeConfig
+from dspark_cli.engine.model_config import DrafterConfig, LayerShape, RopeConfig
 from dspark_cli.errors import DsparkError
 from dspark_cli.events import Round
 from dspark_cli.training import export
-from dspark_cli.training.export import TargetNames, write_drafter
+from dspark_cli.training.export import TargetNames, config_values, drafter_layer, write_drafter
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "qwen3-tiny"
 TARGET = TargetNames("tiny", ("Qwen3ForCausalLM",), 512)
@@ -165,6 +165,23 @@ def test_rotary_settings_come_back(rope: RopeConfig, tmp_path: Path) -> None:
     config = replace(config, layer=replace(config.layer, rope=rope))
     write_drafter(tmp_path, config, tensors, None, TARGET)
     assert open_drafter(tmp_path).config == config
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [
+        LayerShape(64, 128, 4, 2, 16, 1e-5, RopeConfig(1e6), qkv_bias=True),
+        LayerShape(64, 128, 4, 2, 16, 1e-5, RopeConfig(5e5, "factors", factors=(2.0,) * 8), mlp_bias=True),
+        LayerShape(64, 128, 4, 2, 16, 1e-5, RopeConfig(5e5, "llama3", 8.0, 1.0, 4.0, 24), output_bias=True),
+    ],
+)
+def test_a_drafter_s_layer_can_be_said_for_any_target(layer: LayerShape) -> None:
+    config, _ = golden("vanilla")
+    shape = drafter_layer(layer)
+    values = config_values(replace(config, layer=shape), False, TARGET)
+    assert (values["rope_theta"], values["rms_norm_eps"], values["attention_bias"]) == (layer.rope.theta, 1e-5, False)
+    assert ("rope_scaling" in values) == (layer.rope.kind == "llama3")
+    assert drafter_layer(shape) == shape
 
 
 def test_what_the_layouts_cannot_say_is_refused(tmp_path: Path) -> None:
