@@ -29,11 +29,16 @@ _LOGIT_ROWS = 1024
 
 @dataclass(frozen=True)
 class LossWeights:
-    """``decay`` is d in exp(−(k−1)/d); γ in the paper."""
+    """``decay`` is d in exp(−(k−1)/d); γ in the paper.
+
+    ``soft`` weighs −Σ p_t log p_d over the draft vocabulary, which is not in the paper: unlike the distance it pulls
+    on ids that the drafter thinks impossible, unlike CE on all of them at once, and so is good to begin with.
+    """
 
     cross_entropy: float = 0.1
     distance: float = 0.9
     confidence: float = 1.0
+    soft: float = 0.0
     decay: float = 4.0
 
     def of_slots(self, block_size: int) -> Tensor:
@@ -134,9 +139,11 @@ def draft_loss(
     rows_of = batch.law_rows.view(-1)
     tokens, level = draft_of[batch.tokens.view(-1)], batch.log_mass[rows_of]
     slots = SlotTargets(law.probabilities, law.outside(), rows_of, tokens, level)
-    hyper = (weights.cross_entropy, weights.distance, model.compute)
     dtype = rows.hidden.dtype
-    loss, entropy, distance = _SlotLoss.apply(rows.hidden, rows.inner, w2, model.head, slots, weight.to(dtype), *hyper)  # type: ignore[no-untyped-call]
+    weight = weight.to(dtype)
+    mix = weights.cross_entropy, weights.distance, weights.soft
+    given = rows.hidden, rows.inner, w2, model.head, slots, weight, mix, model.compute
+    loss, entropy, distance = _SlotLoss.apply(*given)  # type: ignore[no-untyped-call]
     acceptance = (1 - 0.5 * distance).clamp(0, 1)
     confidence = 0.0
     if rows.confidence is not None:
@@ -148,8 +155,8 @@ def draft_loss(
     means = by_slot.sum(0) / batch.valid.sum(0).clamp(min=1)
     return LossParts(
         loss,
-        float(entropy @ weight.to(dtype)),
-        float(distance @ weight.to(dtype)),
+        float(entropy @ weight),
+        float(distance @ weight),
         confidence,
         by_slot,
         tuple(means.tolist()),
@@ -186,17 +193,17 @@ class SlotTargets:
 
 
 class _SlotLoss(torch.autograd.Function):
-    """Weighted sum of α·CE + β·‖p_d − p_t‖₁ over slots whose logits are hidden·headᵀ + inner·W2ᵀ.
+    """Weighted sum over slots of α·CE + β·‖p_d − p_t‖₁ + κ·soft, of logits that are hidden·headᵀ + inner·W2ᵀ.
 
-    Also returns CE and ‖·‖₁ of each slot [n], which carry no gradient. The gradients of hidden, inner and W2 are made
-    in the forward pass, where the logits are at hand. Of the logits z: α·(p_d − onehot) + β·p_d ⊙ (s − Σ p_d s) with
-    s = sign(p_d − p_t).
+    ``mix`` is (α, β, κ). Also returns CE and ‖·‖₁ of each slot [n], which carry no gradient. The gradients of hidden,
+    inner and W2 are made in the forward pass, where the logits are at hand. Of the logits they are
+    α·(p_d − onehot) + β·p_d ⊙ (s − Σ p_d s) + κ·(p_d·Σ p_t − p_t) with s = sign(p_d − p_t).
     """
 
     @staticmethod
     def forward(
         ctx: Any, hidden: Tensor, inner: Tensor | None, w2: Tensor | None, head: Tensor, slots: SlotTargets,
-        weight: Tensor, alpha: float, beta: float, compute: torch.dtype,
+        weight: Tensor, mix: tuple[float, float, float], compute: torch.dtype,
     ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
         count, width = hidden.shape
         level, ones = split_in_two(-slots.level, compute), torch.ones(len(head), 2)
@@ -207,7 +214,7 @@ class _SlotLoss(torch.autograd.Function):
             joined = joined_columns(hidden, inner, level, dtype=compute)
             matrix = joined_columns(head, w2, ones, dtype=compute)
         used = width + (0 if inner is None else inner.shape[1])
-        entropy, distance = torch.empty_like(weight), torch.empty_like(weight)
+        entropy, distance, soft = torch.empty_like(weight), torch.empty_like(weight), torch.zeros_like(weight)
         by_rows = joined.new_empty((count, used))
         by_w2 = None if w2 is None else torch.zeros_like(w2)
         work = _Workspace(head.shape[0], weight.dtype)
@@ -217,21 +224,21 @@ class _SlotLoss(torch.autograd.Function):
             for start in range(part.start, part.stop, work.rows):
                 few = slice(start, min(start + work.rows, part.stop))
                 here = logits[few.start - first : few.stop - first]
-                work.run(here, slots, few, weight[few], alpha, beta, entropy[few], distance[few])
+                work.run(here, slots, few, weight[few], mix, entropy[few], distance[few], soft[few])
             torch.mm(logits, matrix[:, :used], out=by_rows[part])
             if by_w2 is not None:
                 by_w2 += logits.T @ joined[part, width:used]
         ctx.save_for_backward(by_rows, by_w2)
         ctx.width, ctx.types = width, (hidden.dtype, None if inner is None else inner.dtype)
         ctx.mark_non_differentiable(entropy, distance)
-        return (alpha * entropy + beta * distance) @ weight, entropy, distance
+        return (mix[0] * entropy + mix[1] * distance + mix[2] * soft) @ weight, entropy, distance
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
         by_rows, by_w2 = ctx.saved_tensors
         by_hidden = by_rows[:, : ctx.width].to(ctx.types[0]) * grad
         by_inner = None if ctx.types[1] is None else by_rows[:, ctx.width :].to(ctx.types[1]) * grad
-        return by_hidden, by_inner, None if by_w2 is None else by_w2 * grad, *(None,) * 6
+        return by_hidden, by_inner, None if by_w2 is None else by_w2 * grad, *(None,) * 5
 
 
 class _Workspace:
@@ -239,30 +246,42 @@ class _Workspace:
 
     def __init__(self, vocabulary: int, dtype: torch.dtype) -> None:
         self.rows = max(1, _CHUNK_ELEMENTS // vocabulary)
-        self._law, self._sign = (torch.empty(self.rows, vocabulary, dtype=dtype) for _ in range(2))
+        self._off, self._pull = (torch.empty(self.rows, vocabulary, dtype=dtype) for _ in range(2))
 
     def run(
-        self, logits: Tensor, slots: SlotTargets, few: slice, weight: Tensor, alpha: float, beta: float,
-        entropy: Tensor, distance: Tensor,
+        self, logits: Tensor, slots: SlotTargets, few: slice, weight: Tensor, mix: tuple[float, float, float],
+        entropy: Tensor, distance: Tensor, soft: Tensor,
     ) -> None:  # fmt: skip
-        """Replace ``logits`` by the gradient of the weighted loss; fill ``entropy`` and ``distance``."""
+        """Replace ``logits`` by the gradient of the weighted loss; fill ``entropy``, ``distance`` and ``soft``."""
+        alpha, beta, kappa = mix
         count = logits.shape[0]
         drafted = torch.softmax(logits, -1, dtype=weight.dtype)
         tokens, rows = slots.tokens[few], slots.rows[few]
+        outside = slots.outside[rows]
         inside = tokens >= 0
         at = tokens.clamp(min=0).unsqueeze(1)
         chosen = drafted.gather(1, at).squeeze(1)
         entropy.copy_(torch.where(inside, -chosen.clamp_min(1e-30).log(), 0.0))
-        law, sign = self._law[:count], self._sign[:count]
-        torch.index_select(slots.probabilities, 0, rows, out=law)
-        torch.sub(drafted, law, out=law)
-        torch.sign(law, out=sign)
+        off, pull_of = self._off[:count], self._pull[:count]
+        torch.index_select(slots.probabilities, 0, rows, out=off)
+        if kappa:
+            soft.copy_(_soft_entropy(logits, drafted, off, 1 - outside))
+        torch.sub(drafted, off, out=off)
+        torch.sign(off, out=pull_of)
         # Σ|x| as x·sign(x): here a product is several times faster than a norm.
-        torch.add(torch.linalg.vecdot(law, sign), slots.outside[rows], out=distance)
-        pull = alpha * weight * inside
-        push = beta * weight
-        along = torch.linalg.vecdot(drafted, sign)
-        torch.mul(sign, push.unsqueeze(1), out=law)
-        law.add_((pull - push * along).unsqueeze(1)).mul_(drafted)
-        law.scatter_add_(1, at, -pull.unsqueeze(1))
-        logits.copy_(law)
+        torch.add(torch.linalg.vecdot(off, pull_of), outside, out=distance)
+        pull, push = alpha * weight * inside, beta * weight
+        all_ids = pull - push * torch.linalg.vecdot(drafted, pull_of) - kappa * weight * outside
+        pull_of.mul_(push.unsqueeze(1)).add_(all_ids.unsqueeze(1)).mul_(drafted)
+        if kappa:
+            pull_of.add_(off.mul_(weight.unsqueeze(1)), alpha=kappa)
+        pull_of.scatter_add_(1, at, -pull.unsqueeze(1))
+        logits.copy_(pull_of)
+
+
+def _soft_entropy(logits: Tensor, drafted: Tensor, law: Tensor, inside: Tensor) -> Tensor:
+    """−Σ p_t log p_d of each row, with ``inside`` = Σ p_t."""
+    best, at = drafted.max(1, keepdim=True)
+    logits = logits.to(drafted.dtype)
+    log_sum = (logits.gather(1, at) - best.log()).squeeze(1)
+    return inside * log_sum - torch.linalg.vecdot(law, logits)

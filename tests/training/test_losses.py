@@ -49,7 +49,8 @@ def _by_definition(model, batch, p_t, weights: LossWeights):
         l1 = (p_d[row] - p_t[batch.law_rows[anchor, slot]]).abs().sum()
         ce = -p_d[row, token].log() if token in DRAFT_IDS else torch.tensor(0.0)
         of_all += weight
-        total = total + weight * (weights.cross_entropy * ce + weights.distance * l1)
+        soft = -p_t[batch.law_rows[anchor, slot], :][DRAFT_IDS] @ p_d[row][DRAFT_IDS].log()
+        total = total + weight * (weights.cross_entropy * ce + weights.distance * l1 + weights.soft * soft)
         entropy, distance = entropy + weight * float(ce.detach()), distance + weight * float(l1.detach())
         if rows.confidence is not None:
             accepted = (1 - l1 / 2).detach()
@@ -59,12 +60,13 @@ def _by_definition(model, batch, p_t, weights: LossWeights):
     return total / of_all, entropy / of_all, distance / of_all, confidence / of_all
 
 
+@pytest.mark.parametrize("soft", [0.0, 0.6])
 @pytest.mark.parametrize("chunk", [1, 40, 1 << 17])
 @pytest.mark.parametrize(("head", "confidence"), [("vanilla", True), ("rnn", True), ("none", False)])
-def test_loss_and_every_gradient_follow_the_definition(monkeypatch, head, confidence, chunk):
+def test_loss_and_every_gradient_follow_the_definition(monkeypatch, head, confidence, chunk, soft):
     monkeypatch.setattr(losses, "_CHUNK_ELEMENTS", chunk)
     monkeypatch.setattr(losses, "_LOGIT_ROWS", 9 if chunk == 40 else 1024)
-    weights = LossWeights(0.3, 0.8, 0.7, 2.5)
+    weights = LossWeights(0.3, 0.8, 0.7, soft, 2.5)
     model, batch, law, draft_of, p_t = _case(head, confidence=confidence)
     assert not batch.valid.all()
     assert (draft_of[batch.tokens] < 0).any()
@@ -98,7 +100,7 @@ def test_gradients_of_the_slot_loss_are_those_of_finite_differences():
     weight = torch.tensor([0.3, 0.1, 0.0, 0.2, 0.4], dtype=torch.float64)
 
     def loss(hidden, inner, w2):
-        return losses._SlotLoss.apply(hidden, inner, w2, head, slots, weight, 0.4, 0.9, torch.float64)[0]
+        return losses._SlotLoss.apply(hidden, inner, w2, head, slots, weight, (0.4, 0.9, 0.5), torch.float64)[0]
 
     assert torch.autograd.gradcheck(loss, (hidden, inner, w2))
     assert torch.autograd.gradcheck(lambda h: loss(h, None, None), (hidden,))
