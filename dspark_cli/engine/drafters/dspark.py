@@ -155,7 +155,6 @@ class DSparkDrafter:
 
     def _draw(self, hidden: Tensor, anchor: int, law: DraftLaw) -> Draft:
         """Draw a token for each row of ``hidden`` [n, H], one after the other, beginning after ``anchor``."""
-        rows = self._head(hidden).unbind(0)
         markov = self._markov
         state = markov.first_state() if markov is not None else None
         tokens: list[int] = []
@@ -163,10 +162,9 @@ class DSparkDrafter:
         laws: list[Tensor | None] = []
         given: list[float | None] = []
         previous = anchor
-        for slot, logits in enumerate(rows):
+        for own, logits in zip(hidden.unbind(0), self._head(hidden).unbind(0), strict=True):
             if markov is not None:
-                bias, embedding, state = markov.bias(previous, hidden[slot], state)
-                logits = logits + bias
+                logits, embedding, state = markov.add(logits, previous, own, state)
                 embeddings.append(embedding)
             previous, q, probability = law.choose(logits, tokens, self._draft_ids)
             tokens.append(previous)

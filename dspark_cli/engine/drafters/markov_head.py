@@ -24,6 +24,8 @@ from dspark_cli.engine.layers import read_tensor
 from dspark_cli.engine.model_config import DrafterConfig, WeightSource
 from dspark_cli.errors import CheckpointError
 
+Biased = tuple[Tensor, Tensor, Tensor | None]
+
 
 class MarkovHead(Protocol):
     """One head; the state of a block is handed back and forth, so that a head itself never changes."""
@@ -31,10 +33,10 @@ class MarkovHead(Protocol):
     def first_state(self) -> Tensor | None:
         """The state before slot 1; None for heads without memory."""
 
-    def bias(self, previous: int, hidden: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Bias of one slot, from the token before it and its ``hidden`` row [H].
+    def add(self, logits: Tensor, previous: int, hidden: Tensor, state: Tensor | None) -> Biased:
+        """Add the bias of one slot, from the token before it and its ``hidden`` row [H], to its ``logits`` [V_draft].
 
-        Returns the bias [V_draft] on the slot's logits, the embedding e [r] of ``previous``, the next state.
+        Returns the new logits [V_draft], the embedding e [r] of ``previous``, the next state.
         """
 
 
@@ -48,9 +50,9 @@ class VanillaHead:
     def first_state(self) -> Tensor | None:
         return None
 
-    def bias(self, previous: int, hidden: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
+    def add(self, logits: Tensor, previous: int, hidden: Tensor, state: Tensor | None) -> Biased:
         embedding = self.w1[previous]
-        return torch.mv(self.w2, embedding), embedding, None
+        return torch.addmv(logits, self.w2, embedding), embedding, None
 
 
 @dataclass(frozen=True)
@@ -65,10 +67,10 @@ class GatedHead:
     def first_state(self) -> Tensor | None:
         return None
 
-    def bias(self, previous: int, hidden: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
+    def add(self, logits: Tensor, previous: int, hidden: Tensor, state: Tensor | None) -> Biased:
         embedding = self.w1[previous]
         opened = torch.sigmoid(F.linear(torch.cat((hidden, embedding)), self.gate, self.gate_bias))
-        return torch.mv(self.w2, opened * embedding), embedding, None
+        return torch.addmv(logits, self.w2, opened * embedding), embedding, None
 
 
 @dataclass(frozen=True)
@@ -83,7 +85,7 @@ class RnnHead:
     def first_state(self) -> Tensor | None:
         return torch.zeros_like(self.w1[0])
 
-    def bias(self, previous: int, hidden: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
+    def add(self, logits: Tensor, previous: int, hidden: Tensor, state: Tensor | None) -> Biased:
         if state is None:
             raise ValueError("the rnn head needs the state that first_state() or the slot before returned")
         embedding = self.w1[previous]
@@ -91,7 +93,7 @@ class RnnHead:
         gate, candidate, output = mixed.chunk(3)
         # lerp(a, b, g) = a + g·(b − a): g keeps the old state, 1 − g takes the candidate.
         state = torch.lerp(torch.tanh(candidate), state, torch.sigmoid(gate))
-        return torch.mv(self.w2, torch.tanh(output)), embedding, state
+        return torch.addmv(logits, self.w2, torch.tanh(output)), embedding, state
 
 
 def open_markov_head(

@@ -74,8 +74,11 @@ def test_markov_head_follows_its_formula(kind, rank, hidden, vocab):
     for _ in range(2):  # the second block must not remember the first
         state = head.first_state()
         for slot, token in enumerate(previous):
-            bias, embedding, state = head.bias(token, rows[slot], state)
-            torch.testing.assert_close(bias, torch.tensor(expected[slot]), atol=2e-5, rtol=2e-5)
+            logits = torch.randn(vocab)
+            before = logits.clone()
+            biased, embedding, state = head.add(logits, token, rows[slot], state)
+            assert torch.equal(logits, before)
+            torch.testing.assert_close(biased, before + torch.tensor(expected[slot]), atol=2e-5, rtol=2e-5)
             assert torch.equal(embedding, tensors["markov_head.markov_w1.weight"][token])
 
 
