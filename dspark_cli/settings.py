@@ -201,8 +201,8 @@ class Settings:
     kernels: str = _setting(
         "auto",
         Spec(
-            "Which kernels to use: auto, reference, or triton.",
-            MACHINE, "text", "SET", pattern="auto|reference|triton", words="auto, reference or triton",
+            "Which kernels to use: auto, reference, onednn (float32 weights) or fbgemm (float16 weights).",
+            MACHINE, "text", "SET", pattern="auto|reference|onednn|fbgemm", words="auto, reference, onednn or fbgemm",
         ),
     )  # fmt: skip
 

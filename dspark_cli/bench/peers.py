@@ -17,7 +17,6 @@ import torch
 
 from dspark_cli.bench.modes import Mode, Task, Unavailable
 from dspark_cli.bench.samples import Sample
-from dspark_cli.engine.checkpoints.opening import open_checkpoint
 from dspark_cli.engine.model_config import RopeConfig, TargetConfig, WeightSource
 from dspark_cli.errors import CheckpointError, UsageError
 
@@ -71,11 +70,11 @@ def _open_transformers(pair: LoadedPair, tell: Callable[[str], None]) -> Mode | 
             TRANSFORMERS, f"compared on the CPU in float32 only, and this is {pair.device}, {pair.dtype}"
         )
     tell("building the transformers model from the same weights")
-    checkpoint = open_checkpoint(pair.options.model)
-    if checkpoint.config.family not in _CLASSES:
-        return Unavailable(TRANSFORMERS, f"no counterpart is known for the family {checkpoint.config.family}")
+    config = pair.target.config
+    if config.family not in _CLASSES:
+        return Unavailable(TRANSFORMERS, f"no counterpart is known for the family {config.family}")
     try:
-        model = build_model(checkpoint.config, checkpoint.weights)
+        model = build_model(config, pair.weights)
     except CheckpointError as error:
         return Unavailable(TRANSFORMERS, error.cause)
     return TransformersMode(model, tuple(sorted(pair.stop_ids)))

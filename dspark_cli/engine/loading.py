@@ -7,17 +7,20 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from dspark_kernels import KernelSet, Linear, select
+from dspark_kernels import KernelSet, Linear, half_linear, select
 from torch import Tensor
 
+from dspark_cli.engine.checkpoints.calibration_file import calibration_binding, matching_calibration
 from dspark_cli.engine.checkpoints.checkpoint import Checkpoint, GenerationDefaults
-from dspark_cli.engine.checkpoints.drafter_formats import open_drafter
+from dspark_cli.engine.checkpoints.drafter_formats import DrafterCheckpoint, open_drafter
+from dspark_cli.engine.checkpoints.half_weights import HalfWeights
 from dspark_cli.engine.checkpoints.opening import open_checkpoint
 from dspark_cli.engine.checkpoints.weight_cache import with_weight_cache
 from dspark_cli.engine.contracts import Drafter, Sampling
 from dspark_cli.engine.device import Device, choose_device
 from dspark_cli.engine.drafters.dspark import DSparkDrafter
 from dspark_cli.engine.drafters.ngram import NgramDrafter
+from dspark_cli.engine.model_config import Calibration, WeightSource
 from dspark_cli.engine.pairing import check_pairing
 from dspark_cli.engine.targets.torch_target import TorchTarget
 from dspark_cli.engine.text import chat_template, stop_ids, tokenizer
@@ -60,7 +63,12 @@ class LoadedPair:
     device: str
     dtype: str
     threads: int
-    weights_format: str
+    weights: WeightSource
+
+    @property
+    def weights_format(self) -> str:
+        """How the weights are stored, and kept where that differs: ``f32``, ``Q4_1 as float16``."""
+        return self.weights.weights_format
 
 
 def load_pair(options: EngineOptions, tell: Callable[[str], None]) -> LoadedPair:
@@ -72,15 +80,15 @@ def load_pair(options: EngineOptions, tell: Callable[[str], None]) -> LoadedPair
     device = choose_device(options.device)
     if options.threads is not None:
         torch.set_num_threads(options.threads)
-    kernels = select(options.kernels, device.torch_device)
     checkpoint = with_weight_cache(open_checkpoint(options.model), tell, options.weight_cache)
     words = _tokenizer(checkpoint)
     for note in words.notes:
         tell(note)
     context_length = _context_length(options, checkpoint)
     # The drafter is checked before the target's weights are read, so that a misfit costs no waiting.
-    opened = _open_drafter(options, checkpoint, words)
-    target = TorchTarget(checkpoint.config, checkpoint.weights, kernels, device.torch_device, device.dtype)
+    opened = _open_drafter(options, checkpoint, words, tell)
+    kernels, weights = _arithmetic(options.kernels, device, checkpoint.weights)
+    target = TorchTarget(checkpoint.config, weights, kernels, device.torch_device, device.dtype)
     drafter = opened(target, kernels, device) if opened is not None else None
     template = chat_template.of_tokenizer(words)
     return LoadedPair(
@@ -95,8 +103,27 @@ def load_pair(options: EngineOptions, tell: Callable[[str], None]) -> LoadedPair
         device=str(device.torch_device),
         dtype=str(device.dtype).removeprefix("torch."),
         threads=torch.get_num_threads(),
-        weights_format=checkpoint.weights_format,
+        weights=weights,
     )
+
+
+def _arithmetic(name: str, device: Device, weights: WeightSource) -> tuple[KernelSet, WeightSource]:
+    """The kernels for a checkpoint, and its weights as those kernels see them.
+
+    On the CPU a step over few rows takes as long as reading the weights does. So ``auto`` keeps them in float16
+    there, unless the checkpoint is float32; the products and sums stay float32.
+
+    Raises:
+        UsageError: no such kernels here.
+    """
+    halved = device.torch_device.type == "cpu" and weights.weights_format.lower() != "f32"
+    if name == "auto" and halved and half_linear.available():
+        name = "fbgemm"
+    try:
+        kernels = select(name, device.torch_device)
+    except ValueError as error:
+        raise UsageError(f"--kernels {name}: {error}", "use --kernels auto") from error
+    return kernels, HalfWeights(weights) if kernels.name == "fbgemm" else weights
 
 
 def _tokenizer(checkpoint: Checkpoint) -> Tokenizer:
@@ -128,7 +155,9 @@ def _context_length(options: EngineOptions, checkpoint: Checkpoint) -> int:
 _Build = Callable[[TorchTarget, KernelSet, Device], Drafter]
 
 
-def _open_drafter(options: EngineOptions, checkpoint: Checkpoint, words: Tokenizer) -> _Build | None:
+def _open_drafter(
+    options: EngineOptions, checkpoint: Checkpoint, words: Tokenizer, tell: Callable[[str], None]
+) -> _Build | None:
     """Check the drafter's files and whether it fits; what is returned reads its weights."""
     if options.drafter is None:
         return None
@@ -139,19 +168,35 @@ def _open_drafter(options: EngineOptions, checkpoint: Checkpoint, words: Tokeniz
     theirs = tokenizer.from_folder(opened.path).fingerprint() if own.exists() else None
     check_pairing(opened.config, checkpoint.config, theirs, words.fingerprint() if theirs is not None else None)
 
+    calibration = _calibration(opened, checkpoint, tell)
+
     def build(target: TorchTarget, kernels: KernelSet, device: Device) -> Drafter:
+        own_kernels, own_weights = _arithmetic(options.kernels, device, opened.weights)
         return DSparkDrafter(
             opened.config,
-            opened.weights,
-            kernels,
+            own_weights,
+            own_kernels,
             device.torch_device,
             device.dtype,
             embed=target.embedding.__getitem__,
             head=_shared_head(target, checkpoint, kernels, opened.draft_ids),
             draft_ids=opened.draft_ids,
+            calibration=calibration,
         )
 
     return build
+
+
+def _calibration(opened: DrafterCheckpoint, checkpoint: Checkpoint, tell: Callable[[str], None]) -> Calibration:
+    """The calibration beside the drafter if it was made for this very pair; else none, said aloud."""
+    if opened.calibration is None:
+        return Calibration()
+    try:
+        binding = calibration_binding(checkpoint.path, opened.path, opened.config.block_size)
+        return matching_calibration(opened.calibration, binding, opened.path)
+    except CheckpointError as error:
+        tell(f"{error.cause}, so that the drafter's confidences are taken as they are: {error.way_out}")
+        return Calibration()
 
 
 def _shared_head(target: TorchTarget, checkpoint: Checkpoint, kernels: KernelSet, draft_ids: Tensor | None) -> Linear:
