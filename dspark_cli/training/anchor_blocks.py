@@ -13,6 +13,7 @@ import hashlib
 from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -74,7 +75,7 @@ def sequences_of(shards: Iterable[ShardTensors], log_mass: Seq[Tensor]) -> list[
     found = []
     for shard, mass in zip(shards, log_mass, strict=True):
         edges = shard.starts.tolist()
-        for index, (start, stop) in enumerate(zip(edges, edges[1:], strict=False)):
+        for index, (start, stop) in enumerate(pairwise(edges)):
             one = CachedSequence(
                 shard.ids[start:stop],
                 shard.features[start:stop],
@@ -110,7 +111,7 @@ class AnchorSampler:
     def _begin(self, epoch: int, count: int) -> None:
         self._epoch, self._at = epoch, 0
         chance = _generator(self._seed, "epoch", epoch)
-        self._order = torch.randperm(count, generator=chance).tolist()
+        self._order: list[int] = torch.randperm(count, generator=chance).tolist()
 
     def batch(self) -> AnchorBatch:
         """The next batch."""

@@ -37,8 +37,11 @@ def block_attention(
     """Attention [A·γ, heads·D] of all blocks.
 
     Args:
-        q: [A, γ, heads, D]; ``k``, ``v``: [A, γ, G, D], of the blocks.
-        past_k: and ``past_v``, [C, G, D], of the context rows.
+        q: [A, γ, heads, D], of the blocks.
+        k: [A, γ, G, D].
+        v: [A, γ, G, D].
+        past_k: [C, G, D], of the context rows.
+        past_v: [C, G, D].
         spans: which context rows and anchors belong together.
         masks: of ``context_masks`` with γ·g rows an anchor; at least one row is open to each anchor.
     """
@@ -66,7 +69,8 @@ def _plain(
         far = mine.flatten(1, 2) @ past_k[past].permute(1, 2, 0) * q.shape[-1] ** -0.5 + mask
         far = far.view(*mine.shape[:3], -1)
         near = mine @ own_k[:, span.anchors].mT * q.shape[-1] ** -0.5
-        of_past, of_own = torch.cat((far, near), -1).softmax(-1).split((far.shape[-1], near.shape[-1]), -1)
+        both = torch.cat((far, near), -1).softmax(-1)
+        of_past, of_own = both[..., : far.shape[-1]], both[..., far.shape[-1] :]
         seen = (of_past.flatten(1, 2) @ past_v[past].transpose(0, 1)).view(mine.shape)
         out.append(seen + of_own @ own_v[:, span.anchors])
     return torch.cat(out, 1)

@@ -96,7 +96,8 @@ class DraftModel(nn.Module):
         for layer in self.layers:
             assert isinstance(layer, DraftLayer)
             x = layer(x, context, context_turn, block_turn, batch.spans, masks, self.compute)
-        return self.norm(x)
+        out: Tensor = self.norm(x)
+        return out
 
     def _turns(self, positions: Tensor) -> Rotation:
         """Cosine and sine [n, 1, D/2] for ``positions`` [n]."""
@@ -136,7 +137,8 @@ class DraftLayer(nn.Module):
         """Rows ``x`` [A·γ, H] → rows after this layer; ``context`` [C, H] is read as it is."""
         attended = self.self_attn(self.input_layernorm(x), context, context_turn, block_turn, spans, masks, compute)
         x = x + attended.to(x.dtype)
-        return x + self.mlp(self.post_attention_layernorm(x), compute).to(x.dtype)
+        out: Tensor = x + self.mlp(self.post_attention_layernorm(x), compute).to(x.dtype)
+        return out
 
 
 class Mlp(nn.Module):
@@ -175,7 +177,7 @@ class Attention(nn.Module):
         v = self._heads(rows, self.v_proj, None, None, compute)
         context_k = self._heads(context, self.k_proj, self.k_norm, context_turn, compute)
         context_v = self._heads(context, self.v_proj, None, None, compute)
-        q, k, v = (x.unflatten(0, (spans[-1].anchors.stop, -1)) for x in (q, k, v))
+        q, k, v = (x.view(spans[-1].anchors.stop, -1, *x.shape[1:]) for x in (q, k, v))
         out = block_attention(q, k, v, context_k, context_v, spans, masks)
         return _linear(out, self.o_proj.weight, compute, self.o_proj.bias)
 
@@ -183,7 +185,8 @@ class Attention(nn.Module):
         self, rows: Tensor, project: nn.Linear, norm: Norm | None, turn: Rotation | None, compute: torch.dtype
     ) -> Tensor:
         """[n, heads, D]"""
-        out = _linear(rows, project.weight, compute, project.bias).unflatten(1, (-1, self.shape.head_dim))
+        out = _linear(rows, project.weight, compute, project.bias)
+        out = out.view(rows.shape[0], -1, self.shape.head_dim)
         if norm is not None:
             out = norm(out)
         return out if turn is None else _turned(out, turn).to(compute)
@@ -219,10 +222,10 @@ class MarkovHead(nn.Module):
 
     def _recurrent(self, hidden: Tensor, embeddings: Tensor, compute: torch.dtype) -> Tensor:
         rank = embeddings.shape[1]
-        of_state, of_rest = self.joint_proj.weight.split((rank, rank + hidden.shape[1]), 1)
+        of_state, of_rest = self.joint_proj.weight[:, :rank], self.joint_proj.weight[:, rank:]
         # Only the state's share depends on the slot before; the rest is computed for all slots at once.
         known = _linear(torch.cat((embeddings, hidden), 1), of_rest, compute, self.joint_proj.bias)
-        known = known.to(hidden.dtype).unflatten(0, (-1, self.block_size))
+        known = known.to(hidden.dtype).view(-1, self.block_size, 3 * rank)
         state = torch.zeros_like(known[:, 0, :rank])
         out = []
         for slot in range(self.block_size):

@@ -102,7 +102,8 @@ class LawMaker:
     def logits_at(self, last: Tensor, ids: Tensor) -> Tensor:
         """The logit [P] of one of ``ids`` [P] in each row."""
         normed = functional.rms_norm(last, (last.shape[1],), self._norm, self._eps)
-        return torch.linalg.vecdot(normed, self._head[ids, : last.shape[1]].to(normed.dtype))
+        at: Tensor = torch.linalg.vecdot(normed, self._head[ids, : last.shape[1]].to(normed.dtype))
+        return at
 
 
 def split_in_two(values: Tensor, dtype: torch.dtype) -> Tensor:
@@ -284,4 +285,5 @@ def _soft_entropy(logits: Tensor, drafted: Tensor, law: Tensor, inside: Tensor) 
     best, at = drafted.max(1, keepdim=True)
     logits = logits.to(drafted.dtype)
     log_sum = (logits.gather(1, at) - best.log()).squeeze(1)
-    return inside * log_sum - torch.linalg.vecdot(law, logits)
+    out: Tensor = inside * log_sum - torch.linalg.vecdot(law, logits)
+    return out

@@ -55,7 +55,8 @@ def orthogonalised(matrix: Tensor, compute: torch.dtype) -> Tensor:
     for _ in range(_TIMES):
         gram = x @ x.mT
         x = torch.addmm(x, torch.addmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
-    return x.mT if tall else x
+    out: Tensor = x.mT if tall else x
+    return out
 
 
 def make_optimizers(

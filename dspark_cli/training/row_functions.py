@@ -25,7 +25,8 @@ class _RmsNorm(torch.autograd.Function):
         rows = x.to(weight.dtype)
         scale = torch.linalg.vector_norm(rows, dim=-1, keepdim=True).square_().div_(x.shape[-1]).add_(eps).rsqrt_()
         ctx.save_for_backward(x, weight, scale)
-        return (rows * scale).mul_(weight)
+        normed: Tensor = rows * scale
+        return normed.mul_(weight)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:

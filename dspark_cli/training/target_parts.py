@@ -50,7 +50,7 @@ def log_mass(laws: LawMaker, last: Tensor, ids: Tensor) -> Tensor:
     a level from which the others differ little.
     """
     parts = []
-    for rows, following in zip(last.float().split(_ROWS), ids.split(_ROWS), strict=True):
+    for rows, following in zip(torch.split(last.float(), _ROWS), torch.split(ids, _ROWS), strict=True):
         level = laws.logits_at(rows, following)
         parts.append(torch.logsumexp(laws.logits(rows, level), 1) + level)
     return torch.cat(parts)
@@ -132,7 +132,7 @@ def _begin_from_layers(model: DraftModel, target: TargetParts) -> None:
     shape, count = model.config.layer, model.config.layers
     first = target.config.layers - count
     own = dict(model.named_parameters())
-    norms = []
+    norms: list[Tensor] = []
     for index in range(count):
         prefix = f"model.layers.{first + index}."
         for name, weight in own.items():

@@ -1,15 +1,16 @@
 """The training run: steps under a budget, checkpoints that a kill cannot hurt, held-out numbers on the way.
 
 Batches depend on the seed and their number alone, and checkpoints hold weights, optimizer and where the batches stand,
-so a resumed run goes on exactly as the uninterrupted one would have. The learning rate is a function of the share of the budget spent: it
-rises, stays, and falls to zero over the last part. The state before the fall is kept, to go on from with more budget.
+so a resumed run goes on exactly as the uninterrupted one would have. The learning rate is a function of the share of
+the budget spent: it rises, stays, and falls to zero over the last part. The state before the fall is kept, to go on
+from with more budget.
 """
 
 from __future__ import annotations
 
 import io
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -146,6 +147,15 @@ class Trainer:
 
     def train(self, budget: Budget, most_steps: int | None = None) -> None:
         """Go on until the budget is spent (or ``most_steps`` more were made), then keep the state."""
+        # Products of small probabilities end in denormal numbers, which many processors multiply ten times slower.
+        torch.set_flush_denormal(True)
+        try:
+            self._train(budget, most_steps)
+        finally:
+            torch.set_flush_denormal(False)
+        self.save()
+
+    def _train(self, budget: Budget, most_steps: int | None) -> None:
         lately = _Lately()
         saved = time.monotonic()
         last = None if most_steps is None else self.step + most_steps
@@ -164,9 +174,8 @@ class Trainer:
                 self._tell(lately.take(self, spent, rate))
                 self._tell(self.judge())
             if time.monotonic() - saved >= self.course.checkpoint_seconds:
-                self.save(_CHECKPOINT)
+                self.save()
                 saved = time.monotonic()
-        self.save(_CHECKPOINT)
 
     def _learn(self, batch: AnchorBatch, rate: float) -> LossParts:
         for optimizer in self._optimizers:
@@ -320,16 +329,16 @@ class _Lately:
 
     def take(self, trainer: Trainer, spent: float, rate: float) -> Progress:
         passed = time.monotonic() - self._since
-        line = Progress(
-            trainer.step, trainer.anchors, trainer.seconds, spent, rate, *_means(self._parts),
-            tuple(_means(self._acceptance)), self._anchors / passed,
-        )  # fmt: skip
+        means, slots = _means(self._parts), _means(self._acceptance)
+        so_far = trainer.step, trainer.anchors, trainer.seconds, spent, rate
+        loss, entropy, distance, confidence = means
+        line = Progress(*so_far, loss, entropy, distance, confidence, slots, self._anchors / passed)
         self._clear()
         return line
 
 
-def _means(rows: list[tuple[float, ...]]) -> Iterator[float]:
-    return (sum(column) / len(column) for column in zip(*rows, strict=True))
+def _means(rows: list[tuple[float, ...]]) -> tuple[float, ...]:
+    return tuple(sum(column) / len(column) for column in zip(*rows, strict=True))
 
 
 def _survival(accepted: Tensor, valid: Tensor) -> tuple[tuple[float, ...], float]:

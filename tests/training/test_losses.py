@@ -107,14 +107,14 @@ def test_gradients_of_the_slot_loss_are_those_of_finite_differences():
 
 
 def test_the_target_s_law_is_its_softmax_on_the_draft_ids():
-    _, batch, law, _, p_t = _case()
+    _, _, law, _, p_t = _case()
     torch.testing.assert_close(law.probabilities, p_t[:, DRAFT_IDS], atol=1e-6, rtol=1e-5)
     torch.testing.assert_close(law.outside(), 1 - p_t[:, DRAFT_IDS].sum(1), atol=1e-6, rtol=1e-4)
     assert law.outside().max() > 0.5
 
 
 def test_a_drafter_equal_to_its_target_has_no_distance_and_is_accepted():
-    model, batch, law, draft_of, _ = _case()
+    model, batch, _, draft_of, _ = _case()
     logits = slot_logits(model, model(batch)).detach()
     same = TargetLaw(logits.softmax(1))
     rows = torch.arange(len(logits)).view(batch.tokens.shape)
