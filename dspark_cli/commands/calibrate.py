@@ -26,6 +26,11 @@ if TYPE_CHECKING:
 
 # Training begins with seed 0 unless told otherwise; these prompts must be other ones.
 PROMPT_SEED = 20_000_003
+EXPLANATION = """\
+survived: rounds in which all slots up to this one were accepted; promised: what the calibrated
+confidences say of that on average; ECE: expected calibration error of it in 20 bins; perfect: the
+ECE of a perfect head at this number of rounds.
+"""
 
 
 @with_settings("model", "drafter", *shared_options.MACHINE)
@@ -39,12 +44,15 @@ def calibrate(
         ),
     ] = None,
     rounds: Annotated[
-        int, typer.Option(metavar="N", help="Rounds for the fit, and as many for the check, for each of both laws.")
+        int,
+        typer.Option(
+            metavar="N", help="Rounds for the fit, and as many for the check, greedy and drawn.  [default: 10000]"
+        ),
     ] = 10_000,
-    tokens: Annotated[int, typer.Option(metavar="N", help="The most tokens of a reply.")] = 256,
-    temperature: Annotated[float, typer.Option(metavar="NUMBER", help="Of the drawn replies.")] = 1.0,
+    tokens: Annotated[int, typer.Option(metavar="N", help="The most tokens of a reply.  [default: 256]")] = 256,
+    temperature: Annotated[float, typer.Option(metavar="NUMBER", help="Of the drawn replies.  [default: 1]")] = 1.0,
     prompt_seed: Annotated[
-        int, typer.Option(metavar="N", help="For prompts that the model writes itself, and for drawn replies.")
+        int, typer.Option(metavar="N", help="For the prompts that the model writes, and for drawn replies.")
     ] = PROMPT_SEED,
     plot: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Draw a reliability diagram into this .png file.")
@@ -78,7 +86,7 @@ def calibrate(
     if json:
         console.record(json_format.dumps(values, ensure_ascii=False, allow_nan=False))
     else:
-        console.answer("\n".join(table(report) for report in reports))
+        console.answer("".join(table(report) for report in reports) + EXPLANATION)
     console.say(f"The temperatures are in {folder / 'calibration.json'}.")
     if plot is not None:
         from dspark_cli.training.reliability_plot import draw
@@ -131,7 +139,9 @@ def _write(engine: Engine, folder: Path, reports: list[LawReport], prompts: str)
     }
     values = calibration_values(binding, as_calibration(reports), notes)
     try:
-        paths.write_atomically(folder / NAME, (json_format.dumps(values, indent=1) + "\n").encode())
+        with paths.replacing(folder / NAME) as temporary:
+            temporary.write_text(json_format.dumps(values, indent=1) + "\n", encoding="utf-8")
+            temporary.chmod(0o644)  # a drafter is for others too
     except OSError as error:
         raise DsparkError(f"{folder / NAME} cannot be written ({error.strerror})", "make room on the disk") from error
     return values
@@ -164,9 +174,6 @@ def table(report: LawReport) -> str:
             "",
             *("  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in (heads, *rows)),
             "",
-            "survived: rounds in which all slots up to this one were accepted; promised: what the calibrated",
-            "confidences say of that on average; ECE: expected calibration error of it in 20 bins; perfect: the ECE of",
-            "a perfect head at this number of rounds.",
             "",
         ]
     )
