@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import accumulate
+from operator import mul
 from typing import Any
 
 from dspark_cli.events import Event, Prefill, Round, Start
@@ -11,48 +13,26 @@ PARTS = ("draft", "plan", "verify", "accept", "commit")
 
 
 @dataclass
-class RunSummary:
-    """Running totals of one reply.
+class DraftCounts:
+    """What drafts came to: one count for a reply, for a bench, for an evaluation.
 
-    ``accept_by_position[k]`` is [accepted, tried] of slot k: tried counts verified slots that were judged, that is
-    those whose predecessors were all accepted. ``tokens_per_second`` is (tokens − 1) / decode time, since the first
-    token belongs to the prefill. ``mean_accepted_length`` is committed tokens per round with a draft, counting the
-    corrected or bonus token.
+    ``rounds`` are all but the first token's, ``draft_rounds`` those with a draft. ``accept_by_position[k]`` is
+    [accepted, tried] of slot k: tried counts verified slots that were judged, that is those whose predecessors were
+    all accepted.
     """
 
-    schedule: str = ""
-    prompt_tokens: int = 0
-    cached_tokens: int = 0
-    tokens: int = 0
     rounds: int = 0
     draft_rounds: int = 0
     draft_round_tokens: int = 0
     drafted: int = 0
     verified: int = 0
     accepted: int = 0
-    prefill_ms: float = 0.0
-    decode_ms: float = 0.0
-    ms_by_part: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PARTS, 0.0))
     accept_by_position: list[list[int]] = field(default_factory=list)
-    first_token_at: float | None = None
+    ms_by_part: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PARTS, 0.0))
 
-    def fold(self, event: Event) -> None:
-        """Take one event of the reply into account."""
-        if isinstance(event, Start):
-            self.schedule = event.schedule
-            self.prompt_tokens, self.cached_tokens = event.prompt_tokens, event.cached_tokens
-        elif isinstance(event, Prefill):
-            self.prefill_ms = event.ms
-        elif isinstance(event, Round):
-            self._fold_round(event)
-
-    def _fold_round(self, event: Round) -> None:
-        self.tokens += len(event.tokens)
-        if event.anchor is None:
-            self.first_token_at = event.at
-            return
+    def add(self, event: Round) -> None:
+        """Count one round that is not the first token's."""
         self.rounds += 1
-        self.decode_ms = event.at - (self.first_token_at or 0.0)
         for part in PARTS:
             self.ms_by_part[part] += getattr(event.ms, part)
         if not event.draft:
@@ -63,20 +43,74 @@ class RunSummary:
         self.verified += event.verified
         self.accepted += event.accepted
         judged = min(event.verified, event.accepted + (event.outcome == "corrected"))
-        while len(self.accept_by_position) < judged:
-            self.accept_by_position.append([0, 0])
-        for slot in range(judged):
-            self.accept_by_position[slot][0] += slot < event.accepted
-            self.accept_by_position[slot][1] += 1
+        self._count([[int(slot < event.accepted), 1] for slot in range(judged)])
+
+    def merge(self, other: DraftCounts) -> None:
+        """Add the counts of ``other``."""
+        for name in ("rounds", "draft_rounds", "draft_round_tokens", "drafted", "verified", "accepted"):
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        for part in PARTS:
+            self.ms_by_part[part] += other.ms_by_part[part]
+        self._count(other.accept_by_position)
+
+    def _count(self, by_position: list[list[int]]) -> None:
+        for slot, (accepted, tried) in enumerate(by_position):
+            if slot == len(self.accept_by_position):
+                self.accept_by_position.append([0, 0])
+            self.accept_by_position[slot][0] += accepted
+            self.accept_by_position[slot][1] += tried
 
     @property
     def mean_accepted_length(self) -> float | None:
+        """Committed tokens per round with a draft, counting the corrected or bonus token."""
         return self.draft_round_tokens / self.draft_rounds if self.draft_rounds else None
 
     @property
     def waste(self) -> int:
         """Tokens that were verified and rejected, or stood behind a rejected one."""
         return self.verified - self.accepted
+
+    @property
+    def acceptance(self) -> list[float | None]:
+        """Share of each slot accepted where all earlier slots were; None where none was ever judged."""
+        return [accepted / tried if tried else None for accepted, tried in self.accept_by_position]
+
+    @property
+    def survival(self) -> list[float]:
+        """Running product of the acceptance: how often a draft stood up to each slot."""
+        return list(accumulate((accepted or 0.0 for accepted in self.acceptance), mul))
+
+
+@dataclass
+class RunSummary(DraftCounts):
+    """Running totals of one reply.
+
+    ``tokens_per_second`` is (tokens − 1) / decode time, since the first token belongs to the prefill. The decode time
+    runs from the first token's event to the last round's, so it holds what the reader of the events took in between.
+    """
+
+    schedule: str = ""
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    tokens: int = 0
+    prefill_ms: float = 0.0
+    decode_ms: float = 0.0
+    first_token_at: float | None = None
+
+    def fold(self, event: Event) -> None:
+        """Take one event of the reply into account."""
+        if isinstance(event, Start):
+            self.schedule = event.schedule
+            self.prompt_tokens, self.cached_tokens = event.prompt_tokens, event.cached_tokens
+        elif isinstance(event, Prefill):
+            self.prefill_ms = event.ms
+        elif isinstance(event, Round):
+            self.tokens += len(event.tokens)
+            if event.anchor is None:
+                self.first_token_at = event.at
+            else:
+                self.decode_ms = event.at - (self.first_token_at or 0.0)
+                self.add(event)
 
     @property
     def tokens_per_second(self) -> float | None:

@@ -131,7 +131,7 @@ def _draft_table(result: BenchResult) -> str:
             totals = DraftTotals.of(result.of(mode, kind))
             if not totals.drafted:
                 continue
-            length = totals.accepted_length
+            length = totals.mean_accepted_length
             rows.append(
                 (
                     mode,

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from dspark_cli.bench.statistics import share
-from dspark_cli.trace import PARTS, RunSummary
+from dspark_cli.trace import PARTS, DraftCounts, RunSummary
 
 
 @dataclass(frozen=True)
@@ -45,62 +45,16 @@ class Sample:
         }
 
 
-@dataclass
-class DraftTotals:
-    """Drafts of many replies added up.
-
-    ``acceptance[k]`` is the share of slot k accepted where all earlier slots were (None where never judged);
-    ``survival[k]`` the running product, that is how often a draft stood up to slot k.
-    """
-
-    rounds: int = 0
-    draft_rounds: int = 0
-    draft_round_tokens: int = 0
-    drafted: int = 0
-    verified: int = 0
-    accepted: int = 0
-    by_position: list[list[int]] = field(default_factory=list)
-    ms_by_part: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PARTS, 0.0))
+class DraftTotals(DraftCounts):
+    """Drafts of many replies added up."""
 
     @classmethod
     def of(cls, samples: Iterable[Sample]) -> DraftTotals:
         totals = cls()
         for sample in samples:
             if sample.summary is not None:
-                totals._add(sample.summary)
+                totals.merge(sample.summary)
         return totals
-
-    def _add(self, summary: RunSummary) -> None:
-        self.rounds += summary.rounds
-        self.draft_rounds += summary.draft_rounds
-        self.draft_round_tokens += summary.draft_round_tokens
-        self.drafted += summary.drafted
-        self.verified += summary.verified
-        self.accepted += summary.accepted
-        for slot, (accepted, tried) in enumerate(summary.accept_by_position):
-            if slot == len(self.by_position):
-                self.by_position.append([0, 0])
-            self.by_position[slot][0] += accepted
-            self.by_position[slot][1] += tried
-        for part in PARTS:
-            self.ms_by_part[part] += summary.ms_by_part[part]
-
-    @property
-    def accepted_length(self) -> float | None:
-        """Committed tokens per round with a draft, counting the corrected or bonus token."""
-        return self.draft_round_tokens / self.draft_rounds if self.draft_rounds else None
-
-    @property
-    def acceptance(self) -> list[float | None]:
-        return [accepted / tried if tried else None for accepted, tried in self.by_position]
-
-    @property
-    def survival(self) -> list[float]:
-        product, running = 1.0, []
-        for accepted in self.acceptance:
-            product *= accepted or 0.0
-            running.append(product)
-        return running
 
     @property
     def time_split(self) -> dict[str, float]:
@@ -114,9 +68,9 @@ class DraftTotals:
             "drafted": self.drafted,
             "verified": self.verified,
             "accepted": self.accepted,
-            "wasted": self.verified - self.accepted,
-            "accepted_length": self.accepted_length,
-            "accept_by_position": [list(pair) for pair in self.by_position],
+            "wasted": self.waste,
+            "accepted_length": self.mean_accepted_length,
+            "accept_by_position": [list(pair) for pair in self.accept_by_position],
             "acceptance": self.acceptance,
             "survival": self.survival,
             "ms": dict(self.ms_by_part),

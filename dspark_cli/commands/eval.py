@@ -65,7 +65,7 @@ def evaluate(
 def table(result: Evaluation) -> str:
     """The evaluation for people: a row a kind, then all."""
     law = "greedy" if not result.temperature else f"temperature {result.temperature:g}"
-    positions = max((len(tally.accept_by_position) for tally in result.by_kind.values()), default=0)
+    positions = max((len(tally.every.accept_by_position) for tally in result.by_kind.values()), default=0)
     heads = ["prompts", "length", "no loops", "loops", "waste", *(f"slot {k}" for k in range(1, positions + 1))]
     rows = [[kind, *_cells(tally, positions)] for kind, tally in result.by_kind.items()]
     rows.append(["all", *_cells(result.whole, positions)])
@@ -84,7 +84,7 @@ def table(result: Evaluation) -> str:
 
 def _cells(tally: Tally, positions: int) -> list[str]:
     figures = tally.figures()
-    chances = [f"{chance:.2f}" for chance in figures["conditional_acceptance"]]
+    chances = [_number(chance) for chance in figures["conditional_acceptance"]]
     return [
         _number(figures["accepted_length"]),
         _number(figures["accepted_length_without_loops"]),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import sys
 import traceback
@@ -72,6 +73,10 @@ def guarded(work: Callable[[], int], console: Console, *, debug: bool) -> int:
         return code
 
 
+# How torch says it on the CPU (two allocators) and on a card; its own type of error needs torch to be named.
+_OUT_OF_MEMORY = re.compile(r"can(no|')t allocate memory|out of memory", re.IGNORECASE)
+
+
 def _explained(error: Exception, debug: bool) -> tuple[str, int]:
     if isinstance(error, DsparkError):
         return str(error), error.exit_code
@@ -80,7 +85,7 @@ def _explained(error: Exception, debug: bool) -> tuple[str, int]:
         sentence = str(getattr(error, "format_message", lambda: error)()).strip().rstrip(".")
         path = context.command_path if context else "dspark"
         return f"{sentence}: {path} --help shows the options", EXIT_USAGE
-    if isinstance(error, MemoryError):
+    if isinstance(error, MemoryError) or _OUT_OF_MEMORY.search(str(error)):
         return "the memory of this machine is not enough: use a smaller model or a smaller --context-length", EXIT_ERROR
     way_out = "" if debug else ": this should not happen, and --debug shows where it did"
     return f"{type(error).__name__}: {error}{way_out}", EXIT_ERROR

@@ -34,7 +34,7 @@ class RoundResult:
 
 
 @dataclass(frozen=True)
-class _Proposal:
+class _Planned:
     state: RoundState
     draft: Draft
     plan: Plan
@@ -50,22 +50,22 @@ def run_round(
     Each sequence gains its accepted tokens and one more (less what a stop or limit cuts).
     """
     began = perf_counter()
-    proposals = [_propose(drafter, scheduler, sequence) for sequence in sequences]
+    planned_rounds = [_draft_and_plan(drafter, scheduler, sequence) for sequence in sequences]
     verify_began = perf_counter()
     rows = [
-        Rows(sequence.cache, (sequence.anchor, *proposal.draft.tokens[: proposal.plan.planned]))
-        for sequence, proposal in zip(sequences, proposals, strict=True)
+        Rows(sequence.cache, (sequence.anchor, *round_.draft.tokens[: round_.plan.planned]))
+        for sequence, round_ in zip(sequences, planned_rounds, strict=True)
     ]
     taps = drafter.taps if drafter is not None and any(s.context is not None for s in sequences) else ()
     verifications = target.forward(rows, taps)
     verify_ms = (perf_counter() - verify_began) * 1e3
     return [
-        _settle(drafter, sequence, proposal, verification, verify_ms, began)
-        for sequence, proposal, verification in zip(sequences, proposals, verifications, strict=True)
+        _settle(drafter, sequence, round_, verification, verify_ms, began)
+        for sequence, round_, verification in zip(sequences, planned_rounds, verifications, strict=True)
     ]
 
 
-def _propose(drafter: Drafter | None, scheduler: Scheduler, sequence: Sequence) -> _Proposal:
+def _draft_and_plan(drafter: Drafter | None, scheduler: Scheduler, sequence: Sequence) -> _Planned:
     sequence.check_caches()
     state = sequence.state(drafter.block_size if drafter is not None else 0)
     began = perf_counter()
@@ -73,25 +73,25 @@ def _propose(drafter: Drafter | None, scheduler: Scheduler, sequence: Sequence) 
     intended = perf_counter()
     if drafter is None or sequence.context is None:
         reason = intent.reason if not intent.slots and intent.reason == "off" else "no-drafter"
-        return _Proposal(state, Draft(), Plan(0, reason), 0.0, (intended - began) * 1e3)
+        return _Planned(state, Draft(), Plan(0, reason), 0.0, (intended - began) * 1e3)
     if not intent.slots:
-        return _Proposal(state, Draft(), Plan(0, intent.reason), 0.0, (intended - began) * 1e3)
+        return _Planned(state, Draft(), Plan(0, intent.reason), 0.0, (intended - began) * 1e3)
     draft = drafter.draft(sequence.context, sequence.anchor, sequence.law, intent.slots)
     drafted = perf_counter()
     plan = scheduler.plan(state, draft) if draft.tokens else Plan(0, "no-match")
     assert 0 <= plan.planned <= min(len(draft.tokens), state.room)
     planned = perf_counter()
-    return _Proposal(state, draft, plan, (drafted - intended) * 1e3, (intended - began + planned - drafted) * 1e3)
+    return _Planned(state, draft, plan, (drafted - intended) * 1e3, (intended - began + planned - drafted) * 1e3)
 
 
-def _judge(sequence: Sequence, proposal: _Proposal, logits: Tensor) -> tuple[Verdict, Tensor]:
-    verified = proposal.plan.planned
-    drafted = proposal.draft.tokens[:verified]
+def _judge(sequence: Sequence, round_: _Planned, logits: Tensor) -> tuple[Verdict, Tensor]:
+    verified = round_.plan.planned
+    drafted = round_.draft.tokens[:verified]
     law = sequence.law
     stops = sequence.request.stop_ids
     if law.greedy:
         return judge_greedy(law.greedy_tokens(logits, drafted), drafted, stops), logits
-    q = proposal.draft.q[:verified] if proposal.draft.q is not None else None
+    q = round_.draft.q[:verified] if round_.draft.q is not None else None
     p = law.probabilities(logits, drafted)
     return judge_sampled(p, drafted, q, stops, law.stream), p
 
@@ -99,30 +99,30 @@ def _judge(sequence: Sequence, proposal: _Proposal, logits: Tensor) -> tuple[Ver
 def _settle(
     drafter: Drafter | None,
     sequence: Sequence,
-    proposal: _Proposal,
+    round_: _Planned,
     verification: Verification,
     verify_ms: float,
     began: float,
 ) -> RoundResult:
     accept_began = perf_counter()
     position, anchor = sequence.position, sequence.anchor
-    verdict, rows = _judge(sequence, proposal, verification.logits)
+    verdict, rows = _judge(sequence, round_, verification.logits)
     commit_began = perf_counter()
-    accepted = proposal.draft.tokens[: verdict.accepted]
+    accepted = round_.draft.tokens[: verdict.accepted]
     following = () if verdict.next_token is None else (verdict.next_token,)
     tokens = keep_until_stop(sequence, (*accepted, *following))
     _commit(drafter, sequence, tokens, verdict.accepted, verification)
     ended = perf_counter()
     ms = RoundTimes(
-        draft=proposal.draft_ms,
-        plan=proposal.plan_ms,
+        draft=round_.draft_ms,
+        plan=round_.plan_ms,
         verify=verify_ms,
         accept=(commit_began - accept_began) * 1e3,
         commit=(ended - commit_began) * 1e3,
         total=(ended - began) * 1e3,
     )
     kept = rows if sequence.request.detail else None
-    return RoundResult(position, anchor, proposal.draft, proposal.plan, verdict, tokens, ms, kept)
+    return RoundResult(position, anchor, round_.draft, round_.plan, verdict, tokens, ms, kept)
 
 
 def _commit(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from collections.abc import Sequence as Seq
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 from dspark_cli.bench.prompt_sets import BenchPrompt
@@ -12,6 +12,7 @@ from dspark_cli.conversation import Conversation
 from dspark_cli.engine.contracts import Sampling
 from dspark_cli.engine.engine import Engine
 from dspark_cli.events import Round
+from dspark_cli.trace import DraftCounts
 
 LONGEST_PERIOD = 64
 SHORTEST_REPETITION = 16
@@ -19,64 +20,41 @@ SHORTEST_REPETITION = 16
 
 @dataclass
 class Tally:
-    """Counts over rounds with a draft.
+    """Counts of rounds with a draft: of all, and of those that began inside a repetition (see :func:`repeats`)."""
 
-    ``accept_by_position[k]`` is [accepted, tried] of slot k; tried means that all earlier slots were accepted.
-    ``looping_rounds`` of the rounds began inside an exact repetition of the reply (see :func:`repeats`).
-    """
-
-    rounds: int = 0
-    tokens: int = 0
-    verified: int = 0
-    accepted: int = 0
-    looping_rounds: int = 0
-    looping_tokens: int = 0
-    accept_by_position: list[list[int]] = field(default_factory=list)
+    every: DraftCounts = field(default_factory=DraftCounts)
+    looping: DraftCounts = field(default_factory=DraftCounts)
 
     def add(self, event: Round, looping: bool) -> None:
         """Count one round that had a draft."""
-        self.rounds += 1
-        self.tokens += len(event.tokens)
-        self.verified += event.verified
-        self.accepted += event.accepted
-        self.looping_rounds += looping
-        self.looping_tokens += len(event.tokens) if looping else 0
-        judged = min(event.verified, event.accepted + (event.outcome == "corrected"))
-        while len(self.accept_by_position) < judged:
-            self.accept_by_position.append([0, 0])
-        for slot in range(judged):
-            self.accept_by_position[slot][0] += slot < event.accepted
-            self.accept_by_position[slot][1] += 1
+        self.every.add(event)
+        if looping:
+            self.looping.add(event)
 
     def merge(self, other: Tally) -> None:
         """Add the counts of ``other``."""
-        for name in ("rounds", "tokens", "verified", "accepted", "looping_rounds", "looping_tokens"):
-            setattr(self, name, getattr(self, name) + getattr(other, name))
-        while len(self.accept_by_position) < len(other.accept_by_position):
-            self.accept_by_position.append([0, 0])
-        for ours, theirs in zip(self.accept_by_position, other.accept_by_position, strict=False):
-            ours[0] += theirs[0]
-            ours[1] += theirs[1]
-
-    @property
-    def accepted_length(self) -> float | None:
-        """Committed tokens per round, the corrected or bonus token included."""
-        return self.tokens / self.rounds if self.rounds else None
+        self.every.merge(other.every)
+        self.looping.merge(other.looping)
 
     @property
     def accepted_length_without_loops(self) -> float | None:
-        rounds = self.rounds - self.looping_rounds
-        return (self.tokens - self.looping_tokens) / rounds if rounds else None
+        rounds = self.every.draft_rounds - self.looping.draft_rounds
+        return (self.every.draft_round_tokens - self.looping.draft_round_tokens) / rounds if rounds else None
 
     def figures(self) -> dict[str, Any]:
         """All counts and what follows from them, for JSON."""
+        every, looping = self.every, self.looping
         return {
-            **asdict(self),
-            "accepted_length": self.accepted_length,
+            "rounds": every.draft_rounds,
+            "tokens": every.draft_round_tokens,
+            "verified": every.verified,
+            "accepted": every.accepted,
+            "accept_by_position": [list(pair) for pair in every.accept_by_position],
+            "accepted_length": every.mean_accepted_length,
             "accepted_length_without_loops": self.accepted_length_without_loops,
-            "looping_share": self.looping_rounds / self.rounds if self.rounds else None,
-            "conditional_acceptance": [accepted / tried for accepted, tried in self.accept_by_position if tried],
-            "waste": 1 - self.accepted / self.verified if self.verified else None,
+            "looping_share": looping.draft_rounds / every.draft_rounds if every.draft_rounds else None,
+            "conditional_acceptance": every.acceptance,
+            "waste": every.waste / every.verified if every.verified else None,
         }
 
 

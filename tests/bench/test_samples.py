@@ -23,8 +23,8 @@ def test_drafts_add_up() -> None:
     totals = DraftTotals.of([_sample(summary((4, 4), (4, 1), (0, 0))), _sample(summary((2, 0))), _sample()])
     assert (totals.rounds, totals.draft_rounds) == (4, 3)
     assert (totals.verified, totals.accepted) == (10, 5)
-    assert totals.accepted_length == pytest.approx((5 + 2 + 1) / 3)
-    assert totals.by_position == [[2, 3], [1, 2], [1, 1], [1, 1]]
+    assert totals.mean_accepted_length == pytest.approx((5 + 2 + 1) / 3)
+    assert totals.accept_by_position == [[2, 3], [1, 2], [1, 1], [1, 1]]
     assert totals.acceptance == pytest.approx([2 / 3, 1 / 2, 1.0, 1.0])
     assert totals.survival == pytest.approx([2 / 3, 1 / 3, 1 / 3, 1 / 3])
     assert totals.time_split == pytest.approx({"draft": 0.1, "plan": 0.0, "verify": 0.8, "accept": 0.1, "commit": 0.0})
@@ -33,5 +33,5 @@ def test_drafts_add_up() -> None:
 
 def test_no_drafts_are_no_numbers() -> None:
     totals = DraftTotals.of([_sample(summary((0, 0)))])
-    assert totals.accepted_length is None
+    assert totals.mean_accepted_length is None
     assert totals.acceptance == totals.survival == []

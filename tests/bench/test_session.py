@@ -71,8 +71,8 @@ def test_drafts_are_counted(result: BenchResult) -> None:
     # Every token but each reply's first comes out of a round: the accepted ones, and one more a round
     # (less where a stop or the limit cut).
     assert tokens - 6 <= totals.accepted + totals.rounds
-    assert totals.accepted_length is not None
-    assert totals.accepted_length > 1.5, "the golden drafter is trained"
+    assert totals.mean_accepted_length is not None
+    assert totals.mean_accepted_length > 1.5, "the golden drafter is trained"
     assert DraftTotals.of(result.of(PLAIN)).drafted == 0
     assert sum(totals.time_split.values()) == pytest.approx(1.0)
 

@@ -227,17 +227,34 @@ def _puts_in_front(backend: Backend, bos: int | None) -> bool:
 
 def _folder_template(path: Path, config: Mapping[str, Any]) -> Template:
     """The template's own files go before the entry in ``tokenizer_config.json``."""
-    more = {f.stem: f.read_text(encoding="utf-8") for f in sorted((path / "additional_chat_templates").glob("*.jinja"))}
+    more = {file.stem: _read_text(file) for file in sorted((path / "additional_chat_templates").glob("*.jinja"))}
     file = path / "chat_template.jinja"
     if file.is_file():
-        main = file.read_text(encoding="utf-8")
+        main = _read_text(file)
         return {"default": main, **more} if more else main
     entry = config.get("chat_template")
     if isinstance(entry, list):
-        entry = {item["name"]: item["template"] for item in entry}
+        entry = {item.get("name"): item.get("template") for item in entry if isinstance(item, dict)}
+    if entry is not None and not _is_template(entry):
+        raise CheckpointError(
+            f"the chat_template in {path / 'tokenizer_config.json'} is no text and no table of named texts",
+            "the file is damaged: fetch it again",
+        )
     if isinstance(entry, dict):
         return {**entry, **more}
     return {"default": entry, **more} if entry and more else entry or more or None
+
+
+def _is_template(entry: object) -> bool:
+    texts = [*entry, *entry.values()] if isinstance(entry, dict) else [entry]
+    return all(isinstance(text, str) for text in texts)
+
+
+def _read_text(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise CheckpointError(f"{file} cannot be read ({error})", "fetch the file again") from error
 
 
 def _gguf_template(metadata: Mapping[str, Any]) -> Template:
