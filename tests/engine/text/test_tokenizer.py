@@ -341,3 +341,19 @@ def test_named_templates_and_end_ids_of_a_file() -> None:
     known = tokenizer.from_gguf({**demo_metadata(), **changes})
     assert known.template == {"default": demo().template, "tool_use": "tools"}
     assert known.end_ids == {2, 5}
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("chat_template.jinja", b"\xff\xfe"),
+        ("tokenizer_config.json", b'{"chat_template": [{"name": "default"}]}'),
+        ("tokenizer_config.json", b'{"chat_template": 7}'),
+    ],
+)
+def test_a_damaged_chat_template_is_named(tmp_path: Path, name: str, content: bytes) -> None:
+    golden = Path(__file__).parents[2] / "golden" / "qwen3-tiny" / "target" / "tokenizer.json"
+    (tmp_path / "tokenizer.json").write_bytes(golden.read_bytes())
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(CheckpointError, match=name):
+        tokenizer.from_folder(tmp_path)
