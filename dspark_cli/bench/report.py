@@ -11,6 +11,7 @@ from dspark_cli.bench.samples import DraftTotals
 from dspark_cli.bench.statistics import FASTER, SLOWER, PairedRatio, Spread
 
 NONE = "–"
+FEW_PAIRS = 20  # with fewer pairs a gain that differs from prompt to prompt is easily missed
 Row = tuple[str, ...]
 
 
@@ -60,7 +61,8 @@ def _about_schedule(result: BenchResult, comparison: Comparison) -> list[str]:
     if losses:
         sentences.append(f"It loses on {_listed(losses)}: use --schedule off there.")
     if not wins and not losses:
-        sentences.append("As it gains nothing that could be seen, --schedule off is the safe choice.")
+        few = f"{_counted(ratio.pairs, 'prompt')} cannot tell; more may. Until then " if ratio.pairs < FEW_PAIRS else ""
+        sentences.append(f"{few or 'As no gain was found, '}--schedule off is the safe choice.")
     return [" ".join(sentences)]
 
 

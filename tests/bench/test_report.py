@@ -104,8 +104,11 @@ def test_a_loss_names_the_kinds_that_gain() -> None:
 def test_noise_is_no_verdict() -> None:
     words = _words(_result({ALL: 1.0}, noise=0.2))
     assert "no difference is seen" in words
-    assert "gains" not in words.replace("As it gains nothing that could be seen", "")
+    assert "As no gain was found, --schedule off is the safe choice." in words
+    assert "gains" not in words
     assert "LOSES" not in words
+    few = _words(_result({ALL: 1.0}, noise=0.2, each=2))
+    assert "8 prompts cannot tell; more may. Until then --schedule off is the safe choice." in few
 
 
 def test_one_pair_is_no_verdict() -> None:
