@@ -49,7 +49,7 @@ def calibrate(
             metavar="N", help="Rounds for the fit, and as many for the check, greedy and drawn.  [default: 10000]"
         ),
     ] = 10_000,
-    tokens: Annotated[int, typer.Option(metavar="N", help="The most tokens of a reply.  [default: 256]")] = 256,
+    tokens: Annotated[int, typer.Option(metavar="N", help="The most tokens of a reply.  [default: 128]")] = 128,
     temperature: Annotated[float, typer.Option(metavar="NUMBER", help="Of the drawn replies.  [default: 1]")] = 1.0,
     prompt_seed: Annotated[
         int, typer.Option(metavar="N", help="For the prompts that the model writes, and for drawn replies.")

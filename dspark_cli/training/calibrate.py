@@ -33,7 +33,7 @@ class CalibrationPlan:
     """``rounds`` for the fit and as many for the check, for greedy and for drawn replies; see ``RolloutPlan``."""
 
     rounds: int = 10_000
-    tokens: int = 256
+    tokens: int = 128
     temperature: float = 1.0
     seed: int = 0
     parallel: int = 16

@@ -43,7 +43,7 @@ class RolloutPlan:
 
     sampling: Sampling
     rounds: int
-    tokens: int = 256
+    tokens: int = 128
     parallel: int = 16
 
 

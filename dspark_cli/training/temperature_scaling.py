@@ -3,7 +3,8 @@
 The confidence of slot k, σ(logit / T_k), is the chance that it is accepted given that all earlier ones were; prefix
 survival is their running product. Temperatures are chosen from left to right, each so that the prefix survival up to
 its slot has the smallest calibration error while the earlier ones stay as they are. A temperature keeps the order of
-the logits within its slot.
+the logits within its slot. A slot that too few rounds reached tells nothing of its own and takes the temperature of the
+slot before it.
 
 Notation: n rounds, γ slots. NaN marks a slot that was not judged.
 """
@@ -17,6 +18,7 @@ from torch import Tensor
 
 BINS: Final = 20
 PERFECT_REPEATS: Final = 32
+FEWEST_REACHED: Final = 50  # rounds in which the slot before was accepted too
 _GRID_STEPS: Final = 192  # to either side of 1, evenly in the logarithm
 _GRID_REACH: Final = 10.0
 _GRID_PART: Final = 32
@@ -41,14 +43,20 @@ def fit_temperatures(logits: Tensor, survived: Tensor) -> tuple[float, ...]:
     Args:
         logits: [n, γ] confidence logits.
         survived: [n, γ] whether all slots up to each were accepted, or the chance of it.
+
+    Returns:
+        γ temperatures, each on the grid.
     """
     candidates = grid()
     # Of equals, the one that changes least comes first.
     candidates = candidates[candidates.log().abs().argsort(stable=True)]
     before = torch.ones(len(logits), dtype=torch.float64)
-    chosen = []
+    chosen: list[float] = []
     for slot in range(logits.shape[1]):
         known = ~survived[:, slot].isnan()
+        if slot and float(survived[known, slot - 1].sum()) < FEWEST_REACHED:
+            chosen.append(chosen[-1])
+            continue
         one, label = logits[known, slot].double(), survived[known, slot].double()
         errors = [
             calibration_error(before[known] * (one / part.unsqueeze(1)).sigmoid(), label)

@@ -71,9 +71,19 @@ def test_slots_that_were_not_judged_do_not_count():
     assert fit_temperatures(more, wrong) == fit_temperatures(logits, survived)
 
 
+@pytest.mark.parametrize(("reached", "own"), [(49, False), (50, True)])
+def test_a_slot_that_few_rounds_reached_takes_the_temperature_before_it(reached, own):
+    logits, survived = head(2000, (2.0, 1.0, 1.0))
+    lost = survived[:, 0].cumsum(0) > reached
+    logits[lost, 0], survived[lost] = -40.0, 0.0
+    first, second, third = fit_temperatures(logits, survived)
+    assert (second != first) == own
+    assert third == second
+
+
 def test_nothing_to_tell_them_apart_leaves_one():
-    assert fit_temperatures(torch.zeros((50, 2)), torch.ones((50, 2))) == (1.0, 1.0)
-    assert fit_temperatures(torch.ones((50, 2)), torch.full((50, 2), math.nan)) == (1.0, 1.0)
+    assert fit_temperatures(torch.zeros((60, 2)), torch.ones((60, 2))) == (1.0, 1.0)
+    assert fit_temperatures(torch.ones((60, 2)), torch.full((60, 2), math.nan)) == (1.0, 1.0)
 
 
 def test_the_grid_is_even_and_has_one():
