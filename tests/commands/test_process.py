@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dspark_cli.commands.process import _explained
+from dspark_cli.commands.process import _explained, share_cores
 from dspark_cli.errors import EXIT_ERROR
 
 
@@ -27,3 +27,12 @@ def test_anything_else_says_that_it_should_not_happen() -> None:
     sentence, code = _explained(RuntimeError("broken on purpose"), debug=False)
     assert "should not happen" in sentence
     assert code == EXIT_ERROR
+
+
+@pytest.mark.parametrize(
+    ("environment", "spins"),
+    [({}, "10000"), ({"GOMP_SPINCOUNT": "7"}, "7"), ({"OMP_WAIT_POLICY": "active"}, None), ({"A": "1"}, "10000")],
+)
+def test_threads_wait_politely_unless_the_user_chose_how(environment: dict[str, str], spins: str | None) -> None:
+    share_cores(environment)
+    assert environment.get("GOMP_SPINCOUNT") == spins
