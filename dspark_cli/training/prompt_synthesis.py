@@ -207,7 +207,7 @@ class Synthesiser:
         """Dialogues as they end. ``prompts`` replaces the target's own user turns; it may run dry."""
         asking, answering = ReplyPool(self.pair), ReplyPool(self.pair, FeatureRecorder(self.taps))
         waiting: list[tuple[int, tuple[int, ...]]] = []
-        opening = user_turn_opening(self.pair)
+        opening = user_turn_opening(self.pair) if prompts is None else ()
         numbers = count(self.first)
         dry = False
         while not (dry and not waiting and not len(answering)):
