@@ -53,6 +53,14 @@ VERBS = (
         ("dspark bench --quick",),
     ),
     Verb(
+        "train", "dspark_cli.commands.train:train", "Make a drafter for a model.", "Drafters",
+        (
+            "dspark train --out ./my-drafter  # an hour, for the demo model",
+            "dspark train --model ./Llama-3.2-1B --out ./my-drafter --tokens 2000000 --minutes 600",
+            "dspark train --out ./my-drafter --resume --minutes 180  # more of the same",
+        ),
+    ),
+    Verb(
         "eval", "dspark_cli.commands.eval:evaluate", "Measure how much of its drafts a target accepts.", "Drafters",
         (
             "dspark eval --drafter ./my-drafter",

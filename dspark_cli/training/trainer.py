@@ -9,6 +9,7 @@ from with more budget.
 from __future__ import annotations
 
 import io
+import math
 import time
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
@@ -30,6 +31,7 @@ from dspark_cli.training.target_parts import TargetParts
 
 _CHECKPOINT, _BEFORE_FALL = "checkpoint.pt", "before-fall.pt"
 _FORMAT = 1
+OPTIMIZERS = ("adamw", "muon")
 
 
 @dataclass(frozen=True)
@@ -63,6 +65,14 @@ class Course:
     loss: LossWeights = field(default_factory=LossWeights)
     checkpoint_seconds: float = 120.0
     held_out_steps: int = 100
+
+    def check(self) -> None:
+        """Raises UsageError for a value that cannot be meant."""
+        if self.optimizer not in OPTIMIZERS:
+            raise UsageError(f"there is no optimizer {self.optimizer!r}", f"the kinds are {', '.join(OPTIMIZERS)}")
+        for name, value in (("learning rate", self.lr), ("decay", self.loss.decay), ("warmup", self.warmup + 1)):
+            if not 0 < value < math.inf:
+                raise UsageError(f"the {name} {value:g} cannot be meant", "give a number above 0")
 
     def rate(self, step: int, spent: float) -> float:
         """The learning rate of step ``step`` (from 0), with ``spent`` of the budget."""
@@ -145,17 +155,22 @@ class Trainer:
         self.seconds = 0.0
         self._falling = False
 
-    def train(self, budget: Budget, most_steps: int | None = None) -> None:
-        """Go on until the budget is spent (or ``most_steps`` more were made), then keep the state."""
+    def train(
+        self, budget: Budget, passed: Callable[[float], None] | None = None, most_steps: int | None = None
+    ) -> None:
+        """Go on until the budget is spent (or ``most_steps`` more were made), then keep the state.
+
+        ``passed`` is told the share spent after every step.
+        """
         # Products of small probabilities end in denormal numbers, which many processors multiply ten times slower.
         torch.set_flush_denormal(True)
         try:
-            self._train(budget, most_steps)
+            self._train(budget, passed or (lambda spent: None), most_steps)
         finally:
             torch.set_flush_denormal(False)
         self.save()
 
-    def _train(self, budget: Budget, most_steps: int | None) -> None:
+    def _train(self, budget: Budget, passed: Callable[[float], None], most_steps: int | None) -> None:
         lately = _Lately()
         saved = time.monotonic()
         last = None if most_steps is None else self.step + most_steps
@@ -169,10 +184,11 @@ class Trainer:
             lately.add(self._learn(batch, rate), len(batch.anchor_at))
             self.step += 1
             self.anchors += len(batch.anchor_at)
-            self.seconds += time.monotonic() - begun
+            passed(spent)
             if self.step % self.course.held_out_steps == 0:
                 self._tell(lately.take(self, spent, rate))
                 self._tell(self.judge())
+            self.seconds += time.monotonic() - begun
             if time.monotonic() - saved >= self.course.checkpoint_seconds:
                 self.save()
                 saved = time.monotonic()
@@ -221,6 +237,7 @@ class Trainer:
             "format": _FORMAT,
             "config": asdict(self.model.config),
             "draft_ids": self._draft_ids,
+            "compute": str(self.model.compute).removeprefix("torch."),
             "course": self._binding(),
             "model": self.model.state_dict(),
             "optimizers": [optimizer.state_dict() for optimizer in self._optimizers],
@@ -304,10 +321,25 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
     return state
 
 
-def kept_draft_ids(run: Path) -> tuple[bool, Tensor | None]:
-    """Whether there is a run in the folder, and the draft vocabulary that it began with."""
+@dataclass(frozen=True)
+class Begun:
+    """What a run chose at its beginning and keeps: its draft vocabulary (None: all) and the type of its products."""
+
+    draft_ids: Tensor | None
+    compute: torch.dtype
+
+
+def begun_run(run: Path) -> Begun | None:
+    """What the run in the folder keeps to; None where there is none.
+
+    Raises:
+        DsparkError: its checkpoint is damaged.
+    """
     path = run / _CHECKPOINT
-    return (True, read_checkpoint(path)["draft_ids"]) if path.exists() else (False, None)
+    if not path.exists():
+        return None
+    state = read_checkpoint(path)
+    return Begun(state["draft_ids"], getattr(torch, state["compute"]))
 
 
 class _Lately:

@@ -21,12 +21,15 @@ from dspark_cli.training.anchor_blocks import (
     tap_columns,
 )
 from dspark_cli.training.draft_model import DraftModel
+from dspark_cli.training.export import drafter_layer
 from dspark_cli.training.feature_cache import FeatureCache
 from dspark_cli.training.target_parts import TargetParts, cached_log_mass, draft_vocabulary, start_weights
-from dspark_cli.training.trainer import Course, HeldOutPart, Tell, Trainer, faster_type, kept_draft_ids
+from dspark_cli.training.trainer import Begun, Course, HeldOutPart, Tell, Trainer, begun_run, faster_type
 
 _HELD_OUT_EVERY = 40
-_FEWEST_SEQUENCES = 8
+FEWEST_SEQUENCES = 8
+HEADS = ("vanilla", "gated", "rnn", "none")
+PRECISIONS = ("auto", "float32", "bfloat16")
 
 
 @dataclass(frozen=True)
@@ -46,8 +49,24 @@ class DrafterShape:
     taps: tuple[int, ...] = ()
     from_target: bool = True
     precision: str = "auto"
-    anchors_per_batch: int = 640
-    anchors_per_sequence: int = 64
+    anchors_per_batch: int = 384
+    anchors_per_sequence: int = 48
+
+    def check(self) -> None:
+        """Raises UsageError for a number that cannot be meant."""
+        for name, value, least in (
+            ("--layers", self.layers, 1),
+            ("--block-size", self.block_size, 1),
+            ("--rank", self.rank, 0 if self.head == "none" else 1),
+            ("--draft-vocabulary", self.draft_vocabulary, 0),
+            ("--batch", self.anchors_per_batch, 1),
+        ):
+            if value < least:
+                raise UsageError(f"{name} {value} is too small", f"give {least} or more")
+        if self.head not in HEADS:
+            raise UsageError(f"there is no head {self.head!r}", f"the kinds are {', '.join(HEADS)}")
+        if self.precision not in PRECISIONS:
+            raise UsageError(f"unknown precision {self.precision!r}", f"the kinds are {', '.join(PRECISIONS)}")
 
 
 @dataclass
@@ -77,19 +96,16 @@ def drafter_config(shape: DrafterShape, target: TargetParts, cached_taps: tuple[
     """
     final = target.config.layers - 1
     taps = shape.taps or tuple(tap for tap in cached_taps if tap != final)
-    if final in taps:
-        raise UsageError(f"layer {final} is the last one and cannot be a tap", f"give taps below {final}")
+    check_taps(taps, target.config.layers)
     if missing := sorted(set(taps) - set(cached_taps)):
         raise UsageError(f"the features do not hold the taps {missing}", f"choose among {list(cached_taps[:-1])}")
-    if list(taps) != sorted(set(taps)):
-        raise UsageError("taps must rise, each given once", "sort them")
     vocabulary = target.config.vocab_size
     size = shape.draft_vocabulary or vocabulary
     if not 1 <= size <= vocabulary:
         raise UsageError(f"the draft vocabulary cannot have {size} ids", f"the target has {vocabulary}")
     with_head = shape.head != "none" and shape.rank > 0
     return DrafterConfig(
-        layer=replace(target.config.layer, qk_norm=True),
+        layer=drafter_layer(target.config.layer),
         layers=shape.layers,
         block_size=shape.block_size,
         mask_token_id=shape.mask_token_id,
@@ -116,14 +132,17 @@ def open_run(
     Raises:
         DsparkError: too few sequences, or options that cannot be meant.
     """
+    shape.check()
+    course.check()
     config = drafter_config(shape, target, cache.origin.taps)
-    compute = choose_type(shape.precision, config)
+    begun = begun_run(run)
+    compute = choose_type(shape.precision, config, begun)
     split = SequenceSplit(cache, target, compute, tell_mass)
     learned, held = split.read()
-    if len(learned) < _FEWEST_SEQUENCES:
+    if len(learned) < FEWEST_SEQUENCES:
         raise DsparkError(f"{len(learned)} usable replies are too few to learn from", "give or make more prompts")
-    begun, draft_ids = kept_draft_ids(run)
-    if not begun and config.draft_vocab_size < config.vocab_size:
+    draft_ids = None if begun is None else begun.draft_ids
+    if begun is None and config.draft_vocab_size < config.vocab_size:
         draft_ids = draft_vocabulary(reply_counts(learned, config.vocab_size), config.draft_vocab_size, stop_ids)
     head = target.head if draft_ids is None else target.head[draft_ids]
     model = DraftModel(config, target.embedding, head.contiguous(), compute)
@@ -137,11 +156,44 @@ def open_run(
     return Trainer(model, target, draft_ids, sampler, held_out_parts(held, blocks), course, run, tell)
 
 
-def choose_type(precision: str, config: DrafterConfig) -> torch.dtype:
+def check_taps(taps: Seq[int], layers: int) -> None:
+    """Raises UsageError where ``taps`` are none that a drafter of a target with so many layers may have."""
+    final = layers - 1
+    if final in taps:
+        raise UsageError(f"layer {final} is the last one and cannot be a tap", f"give taps below {final}")
+    if not all(-1 <= tap < final for tap in taps):
+        raise UsageError(f"the taps {list(taps)} are not all layers of the model", f"give some from -1 to {final - 1}")
+    if list(taps) != sorted(set(taps)):
+        raise UsageError("taps must rise, each given once", "sort them")
+
+
+def with_mask(
+    shape: DrafterShape, cache: FeatureCache, special: frozenset[int], stop_ids: frozenset[int]
+) -> DrafterShape:
+    """``shape`` with a mask token: the lowest special id that the text never has, else the lowest id at all.
+
+    A mask token is given as −1 where it is to be chosen.
+    """
+    vocabulary = cache.origin.vocab_size
+    if shape.mask_token_id >= vocabulary or shape.mask_token_id < -1:
+        raise UsageError(f"the mask token {shape.mask_token_id} is no token", f"give one from 0 to {vocabulary - 1}")
+    if shape.mask_token_id >= 0:
+        return shape
+    # Of the first shard alone, so that more text does not choose another one.
+    seen = torch.bincount(cache.read(cache.shards[0]).ids.long(), minlength=vocabulary) > 0
+    unused = [token for token in range(vocabulary) if not seen[token] and token not in stop_ids]
+    if not unused:
+        raise UsageError("every token of the model is in use", "choose one with --mask-token")
+    chosen = next((token for token in unused if token in special), unused[0])
+    return replace(shape, mask_token_id=chosen)
+
+
+def choose_type(precision: str, config: DrafterConfig, begun: Begun | None = None) -> torch.dtype:
+    """The type of products that ``precision`` means here; ``auto`` keeps to what a run began with."""
+    if precision == "auto" and begun is not None:
+        return begun.compute
     if precision == "auto":
         return faster_type(config.layer.hidden_size, config.layer.intermediate_size)
-    if precision not in ("float32", "bfloat16"):
-        raise UsageError(f"unknown precision {precision}", "give auto, float32 or bfloat16")
     return torch.bfloat16 if precision == "bfloat16" else torch.float32
 
 

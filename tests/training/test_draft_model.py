@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 from dspark_kernels import select
 
+from dspark_cli.engine.checkpoints.drafter_formats import open_drafter
+from dspark_cli.engine.checkpoints.hf_folder import open_folder
+from dspark_cli.engine.contracts import Rows
 from dspark_cli.engine.drafters.dspark import DSparkDrafter
+from dspark_cli.engine.targets.torch_target import TorchTarget
 from dspark_cli.training.anchor_blocks import BlockMaker, CachedSequence
 from dspark_cli.training.draft_model import DraftModel
 from dspark_cli.training.losses import slot_logits
 from tests.fakes.memory_weights import MemoryWeights
 from tests.fakes.random_drafter import drafter_config, plain_block, plain_slot, random_tensors
+
+GOLDEN = Path(__file__).parents[1] / "golden" / "qwen3-tiny"
 
 CONFIGS = {
     "vanilla": drafter_config("vanilla"),
@@ -93,6 +101,46 @@ def test_the_backbone_equals_the_engine_s(config):
             engine = drafter._block(context, int(one.ids[at])).clone()
         mine = rows[index * config.block_size : (index + 1) * config.block_size]
         torch.testing.assert_close(mine, engine, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["drafter-vanilla", "drafter-gated", "drafter-rnn", "drafter-none"])
+def test_golden_drafters_fed_with_training_blocks_draft_as_the_reference_did(name):
+    golden = json.loads((GOLDEN / "golden.json").read_text())
+    checkpoint, opened = open_folder(GOLDEN / "target"), open_drafter(GOLDEN / name)
+    target = TorchTarget(checkpoint.config, checkpoint.weights, select("auto", "cpu"))
+    tensors = {key: opened.weights.tensor(key) for key in ("embed_tokens.weight", "lm_head.weight")}
+    model = DraftModel(opened.config, *tensors.values())
+    model.load_state_dict({key: opened.weights.tensor(key) for key in model.state_dict()})
+    block, hidden = opened.config.block_size, opened.config.layer.hidden_size
+    blocks = BlockMaker(block, hidden)
+    checked = 0
+    for run in golden["runs"]:
+        if run["drafter"] != name or run["confidence_threshold"]:
+            continue
+        ids = [*run["prompt_ids"], *run["output_ids"]]
+        (read,) = target.forward([Rows(target.new_cache(), tuple(ids), len(ids))], opened.config.taps)
+        at, rounds, chosen = len(run["prompt_ids"]), [], []
+        for one in run["rounds"]:
+            # The drafted tokens stand as the true ones after the anchor, then one more that is never looked at.
+            text = torch.tensor([*ids[:at], one["anchor"], *one["draft"], 0], dtype=torch.int32)
+            features = torch.cat((read.taps[:at], torch.zeros(at, hidden)), 1)
+            features = torch.cat((features, torch.zeros(block + 2, features.shape[1])))
+            mass = torch.zeros(len(text))
+            chosen.append((CachedSequence(text, features, mass, 1, True), torch.tensor([at])))
+            rounds.append(one)
+            at += one["accepted"] + 1
+            if at + 1 >= len(ids):
+                break
+        with torch.no_grad():
+            batch = blocks.make(chosen)
+            rows = model(batch)
+            drafts = slot_logits(model, rows).argmax(1).view(-1, block)
+        assert drafts.tolist() == [one["draft"] for one in rounds]
+        if rounds[0].get("confidence_logits"):
+            expected = torch.tensor([one["confidence_logits"] for one in rounds])
+            torch.testing.assert_close(rows.confidence.view(-1, block), expected, atol=2e-4, rtol=0)
+        checked += len(rounds)
+    assert checked > 50
 
 
 def test_what_is_learned_is_what_a_file_holds_without_embedding_and_head():

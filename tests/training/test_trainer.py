@@ -108,7 +108,7 @@ def test_a_resumed_run_ends_with_the_very_weights_of_one_that_ran_through(cache,
         for most in [*stops, None]:
             part = _open(cache, run, course=course)
             part.resume(budget)
-            part.train(budget, most)
+            part.train(budget, most_steps=most)
         assert part.step == whole.step == 30
         for name, tensor in whole.finish()[1].items():
             assert torch.equal(tensor, part.finish()[1][name]), name
@@ -150,13 +150,13 @@ def test_growing_features_keep_their_order(cache, tmp_path):
         )  # fmt: skip
 
     whole, part = opened("whole"), opened("part")
-    whole.train(budget, 10)
-    part.train(budget, 10)
+    whole.train(budget, most_steps=10)
+    part.train(budget, most_steps=10)
     cache.add(dialogues(20, tiny_target()), 110)
     whole.train(budget)
     again = opened("part")
     again.resume(budget)
-    again.train(budget, 35)
+    again.train(budget, most_steps=35)
     again = opened("part")
     again.resume(budget)
     again.train(budget)
