@@ -186,6 +186,7 @@ def train(
         trainer = open_run(
             cache, target, shape, course, engine.pair.stop_ids, folder / "run",
             lambda line: _show(line, console), lambda done, of: console.passing(f"reading features: {done} of {of}"),
+            device=engine.pair.target.device,
         )  # fmt: skip
         name = engine.pair.options.model_name
         context_length = engine.pair.context_length

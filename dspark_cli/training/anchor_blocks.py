@@ -12,8 +12,9 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -68,6 +69,14 @@ class AnchorBatch:
     law_rows: Tensor
     last: Tensor
     log_mass: Tensor
+
+    def to(self, device: torch.device) -> AnchorBatch:
+        """The same on another device."""
+        if self.taps.device == device:
+            return self
+        moved: dict[str, Any] = {one.name: getattr(self, one.name) for one in fields(self)}
+        moved = {name: value.to(device) for name, value in moved.items() if isinstance(value, Tensor)}
+        return replace(self, **moved)
 
 
 def sequences_of(shards: Iterable[ShardTensors], log_mass: Seq[Tensor]) -> list[CachedSequence]:

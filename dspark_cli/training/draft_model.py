@@ -43,7 +43,7 @@ class DraftModel(nn.Module):
 
     Args:
         config: its shape; ``draft_vocab_size`` is the number of rows of ``head``.
-        embedding: the target's table [V, H].
+        embedding: the target's table [V, H]. The model lives where this does.
         head: the target's head rows of the draft vocabulary, [V_draft, H].
         compute: the type of matrix products, float32, float64 or bfloat16.
     """
@@ -71,7 +71,8 @@ class DraftModel(nn.Module):
         self.norm = Norm(hidden, shape.norm_eps)
         self.markov_head = MarkovHead(config) if config.markov_rank and config.head != "none" else None
         self.confidence_head = ConfidenceHead(config) if config.confidence_head else None
-        self._rotary = RotaryTable(shape.rope, shape.head_dim)
+        self._rotary = RotaryTable(shape.rope, shape.head_dim, embedding.device)
+        self.to(embedding.device)
 
     def forward(self, batch: AnchorBatch) -> BlockRows:
         """The slots of all blocks of ``batch``."""
@@ -87,10 +88,10 @@ class DraftModel(nn.Module):
         """Normed output rows [A·γ, H]."""
         block = self.config.block_size
         context = self.hidden_norm(_linear(batch.taps, self.fc.weight, self.compute)).to(self.compute)
-        ids = torch.full((len(batch.anchor_at), block), self.config.mask_token_id)
+        ids = batch.anchor_ids.new_full((len(batch.anchor_at), block), self.config.mask_token_id)
         ids[:, 0] = batch.anchor_ids
         x = self.embedding[ids.view(-1)]
-        at = (batch.anchor_at.unsqueeze(1) + torch.arange(block)).view(-1)
+        at = (batch.anchor_at.unsqueeze(1) + torch.arange(block, device=batch.anchor_at.device)).view(-1)
         context_turn, block_turn = self._turns(batch.context_at), self._turns(at)
         masks = context_masks(batch, block * (self.config.layer.heads // self.config.layer.kv_heads), self.compute)
         for layer in self.layers:

@@ -87,7 +87,11 @@ class LawMaker:
 
     def __init__(self, norm: Tensor, eps: float, head: Tensor, compute: torch.dtype) -> None:
         self._norm, self._eps, self._compute = norm, eps, compute
-        self._head = joined_columns(head, torch.ones(len(head), 2), dtype=compute)
+        self._head = joined_columns(head, head.new_ones(len(head), 2), dtype=compute)
+
+    @property
+    def device(self) -> torch.device:
+        return self._head.device
 
     def __call__(self, last: Tensor, log_mass: Tensor) -> TargetLaw:
         """From the final layer's output ``last`` [P, H] and the log-sum-exp over all of V, ``log_mass`` [P]."""
@@ -134,7 +138,7 @@ def draft_loss(
 
     ``draft_of`` [V] maps target ids to draft ids, −1 outside the draft vocabulary.
     """
-    weight = batch.valid * weights.of_slots(batch.valid.shape[1])
+    weight = batch.valid * weights.of_slots(batch.valid.shape[1]).to(batch.valid.device)
     weight = (weight / weight.sum()).view(-1)
     w2 = None if model.markov_head is None else model.markov_head.markov_w2.weight
     rows_of = batch.law_rows.view(-1)
@@ -207,7 +211,7 @@ class _SlotLoss(torch.autograd.Function):
         weight: Tensor, mix: tuple[float, float, float], compute: torch.dtype,
     ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
         count, width = hidden.shape
-        level, ones = split_in_two(-slots.level, compute), torch.ones(len(head), 2)
+        level, ones = split_in_two(-slots.level, compute), head.new_ones(len(head), 2)
         if inner is None or w2 is None:
             joined = joined_columns(hidden, level, dtype=compute)
             matrix = joined_columns(head, ones, dtype=compute)
@@ -218,7 +222,7 @@ class _SlotLoss(torch.autograd.Function):
         entropy, distance, soft = torch.empty_like(weight), torch.empty_like(weight), torch.zeros_like(weight)
         by_rows = joined.new_empty((count, used))
         by_w2 = None if w2 is None else torch.zeros_like(w2)
-        work = _Workspace(head.shape[0], weight.dtype)
+        work = _Workspace(head.shape[0], weight)
         for first in range(0, count, _LOGIT_ROWS):
             part = slice(first, min(first + _LOGIT_ROWS, count))
             logits = joined[part] @ matrix.T
@@ -243,11 +247,12 @@ class _SlotLoss(torch.autograd.Function):
 
 
 class _Workspace:
-    """Buffers for a few rows of logits, small enough for the processor's cache."""
+    """Buffers for a few rows of logits, small enough for the processor's cache, of the kind of ``like``."""
 
-    def __init__(self, vocabulary: int, dtype: torch.dtype) -> None:
-        self.rows = max(1, _CHUNK_ELEMENTS // vocabulary)
-        self._off, self._pull = (torch.empty(self.rows, vocabulary, dtype=dtype) for _ in range(2))
+    def __init__(self, vocabulary: int, like: Tensor) -> None:
+        few = max(1, _CHUNK_ELEMENTS // vocabulary)
+        self.rows = few if like.device.type == "cpu" else _LOGIT_ROWS
+        self._off, self._pull = (like.new_empty((self.rows, vocabulary)) for _ in range(2))
 
     def run(
         self, logits: Tensor, slots: SlotTargets, few: slice, weight: Tensor, mix: tuple[float, float, float],

@@ -51,17 +51,22 @@ def log_mass(laws: LawMaker, last: Tensor, ids: Tensor) -> Tensor:
     """
     parts = []
     for rows, following in zip(torch.split(last.float(), _ROWS), torch.split(ids, _ROWS), strict=True):
+        rows, following = rows.to(laws.device), following.to(laws.device)
         level = laws.logits_at(rows, following)
-        parts.append(torch.logsumexp(laws.logits(rows, level), 1) + level)
+        parts.append((torch.logsumexp(laws.logits(rows, level), 1) + level).cpu())
     return torch.cat(parts)
 
 
 def cached_log_mass(
-    cache: FeatureCache, target: TargetParts, compute: torch.dtype, tell: Callable[[int, int], None]
+    cache: FeatureCache,
+    target: TargetParts,
+    compute: torch.dtype,
+    device: torch.device,
+    tell: Callable[[int, int], None],
 ) -> list[Tensor]:
     """Log-sum-exp [N] of every shard of ``cache``, computed once and kept beside it; NaN in prompts.
 
-    ``compute`` is the type of the products; ``tell(done, of)`` counts shards.
+    ``compute`` is the type of the products, made on ``device``; ``tell(done, of)`` counts shards.
     """
     found, laws = [], None
     for index, shard in enumerate(cache.shards):
@@ -69,7 +74,7 @@ def cached_log_mass(
         made_of = f"{shard.sha256} {compute}"
         kept = _kept(path, made_of)
         if kept is None:
-            laws = laws or LawMaker(target.norm, target.eps, target.head, compute)
+            laws = laws or LawMaker(target.norm.to(device), target.eps, target.head.to(device), compute)
             kept = _log_mass_of(cache.read(shard), target.config.layer.hidden_size, laws)
             write_atomically(path, save({"log_mass": kept}, {"made of": made_of}))
         found.append(kept)
@@ -117,7 +122,9 @@ def start_weights(model: DraftModel, target: TargetParts, seed: int, from_target
         if name.endswith("bias") or name.startswith("confidence_head") or name == "markov_head.markov_w2.weight":
             weight.zero_()
         elif weight.ndim == 2:
-            weight.normal_(std=1.0 if "markov_w1" in name else weight.shape[1] ** -0.5, generator=chance)
+            deviation = 1.0 if "markov_w1" in name else weight.shape[1] ** -0.5
+            # Drawn on the CPU, so that a seed means the same everywhere.
+            weight.copy_(torch.empty(weight.shape).normal_(std=deviation, generator=chance))
             if name.endswith(("o_proj.weight", "down_proj.weight")):
                 weight.mul_(0.5)
         else:
@@ -150,4 +157,4 @@ def _begin_from_layers(model: DraftModel, target: TargetParts) -> None:
     model.norm.weight.copy_(target.norm)
     hidden = shape.hidden_size
     model.fc.weight.mul_(0.1)
-    model.fc.weight[:, -hidden:] += torch.eye(hidden)
+    model.fc.weight[:, -hidden:] += torch.eye(hidden, device=model.fc.weight.device)

@@ -144,12 +144,14 @@ class Trainer:
     ) -> None:  # fmt: skip
         self.model, self.course, self.run = model, course, run
         self._draft_ids = draft_ids
-        self._law_maker = LawMaker(target.norm, target.eps, model.head, model.compute)
+        self._law_maker = LawMaker(target.norm.to(model.head.device), target.eps, model.head, model.compute)
         self._sampler, self._held_out, self._tell = sampler, held_out, tell
         vocabulary = model.config.vocab_size
         self._draft_of = torch.arange(vocabulary)
         if draft_ids is not None:
             self._draft_of = torch.full((vocabulary,), -1).index_put_((draft_ids,), torch.arange(len(draft_ids)))
+        self._device = model.head.device
+        self._draft_of = self._draft_of.to(self._device)
         self._optimizers = make_optimizers(model, course.optimizer, course.lr, course.weight_decay, model.compute)
         self.step = self.anchors = 0
         self.seconds = 0.0
@@ -180,7 +182,7 @@ class Trainer:
                 self.save(_BEFORE_FALL)
                 self._falling = True
             rate = self.course.rate(self.step, spent)
-            batch = self._sampler.batch()
+            batch = self._sampler.batch().to(self._device)
             lately.add(self._learn(batch, rate), len(batch.anchor_at))
             self.step += 1
             self.anchors += len(batch.anchor_at)
@@ -218,12 +220,13 @@ class Trainer:
         """The held-out estimates of the weights as they are."""
         losses, acceptance, valid, match, greedy = [], [], [], [], []
         for part in self._held_out:
-            rows = self.model(part.batch)
-            parts = draft_loss(self.model, rows, part.batch, self._law(part.batch), self._draft_of, self.course.loss)
+            batch = part.batch.to(self._device)
+            rows = self.model(batch)
+            parts = draft_loss(self.model, rows, batch, self._law(batch), self._draft_of, self.course.loss)
             losses.append(float(parts.total))
-            acceptance.append(parts.acceptance)
+            acceptance.append(parts.acceptance.cpu())
             valid.append(part.batch.valid)
-            match.append(greedy_match(self.model, rows, part.batch, self._draft_of))
+            match.append(greedy_match(self.model, rows, batch, self._draft_of).cpu())
             greedy.append(part.greedy)
         inside, of_greedy = torch.cat(valid), torch.cat(greedy)
         slots, length = _survival(torch.cat(acceptance), inside)
@@ -302,7 +305,7 @@ class Trainer:
 
     def finish(self) -> tuple[DrafterConfig, dict[str, Tensor], Tensor | None]:
         """What a drafter's folder is written from: config, tensors by DeepSpec names, draft ids."""
-        tensors = {name: tensor.detach().clone() for name, tensor in self.model.state_dict().items()}
+        tensors = {name: tensor.detach().to("cpu", copy=True) for name, tensor in self.model.state_dict().items()}
         return self.model.config, tensors, self._draft_ids
 
 
@@ -313,7 +316,7 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
         DsparkError: it is not a whole checkpoint of this format.
     """
     try:
-        state: dict[str, Any] = torch.load(path, weights_only=True)
+        state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
         if state["format"] != _FORMAT:
             raise ValueError(f"format {state['format']}")
     except Exception as error:  # torch.load raises many kinds
@@ -381,8 +384,10 @@ def _survival(accepted: Tensor, valid: Tensor) -> tuple[tuple[float, ...], float
     return tuple(whole.mean(0).tolist()), 1 + float(whole.cumprod(1).sum(1).mean())
 
 
-def faster_type(width: int, inner: int) -> torch.dtype:
-    """bfloat16 where this processor multiplies it clearly faster than float32, as measured now."""
+def faster_type(width: int, inner: int, device: torch.device) -> torch.dtype:
+    """bfloat16 where ``device`` multiplies it clearly faster than float32; a processor is measured."""
+    if device.type == "cuda":
+        return torch.bfloat16 if torch.cuda.is_bf16_supported(including_emulation=False) else torch.float32
     times = {}
     for dtype in (torch.float32, torch.bfloat16):
         rows, weight = torch.ones(512, width, dtype=dtype), torch.ones(inner, width, dtype=dtype)

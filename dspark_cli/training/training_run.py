@@ -27,6 +27,7 @@ from dspark_cli.training.target_parts import TargetParts, cached_log_mass, draft
 from dspark_cli.training.trainer import Begun, Course, HeldOutPart, Tell, Trainer, begun_run, faster_type
 
 _HELD_OUT_EVERY = 40
+_CPU = torch.device("cpu")
 FEWEST_SEQUENCES = 8
 HEADS = ("vanilla", "gated", "rnn", "none")
 PRECISIONS = ("auto", "float32", "bfloat16")
@@ -76,13 +77,14 @@ class SequenceSplit:
     cache: FeatureCache
     target: TargetParts
     compute: torch.dtype
+    device: torch.device
     tell_mass: Callable[[int, int], None]
     most_held_out: int = 32
 
     def read(self) -> tuple[list[CachedSequence], list[CachedSequence]]:
         """(learned from, held out) of all shards that are there now; what was there before keeps its place."""
         self.cache = FeatureCache(self.cache.folder, self.cache.origin)
-        mass = cached_log_mass(self.cache, self.target, self.compute, self.tell_mass)
+        mass = cached_log_mass(self.cache, self.target, self.compute, self.device, self.tell_mass)
         every = sequences_of(self.cache, mass)
         held = set(range(0, len(every), _HELD_OUT_EVERY)[: self.most_held_out])
         return [one for i, one in enumerate(every) if i not in held], [every[i] for i in sorted(held)]
@@ -123,6 +125,7 @@ def drafter_config(shape: DrafterShape, target: TargetParts, cached_taps: tuple[
 def open_run(
     cache: FeatureCache, target: TargetParts, shape: DrafterShape, course: Course, stop_ids: frozenset[int],
     run: Path, tell: Tell, tell_mass: Callable[[int, int], None], *, growing: bool = False,
+    device: torch.device = _CPU,
 ) -> Trainer:  # fmt: skip
     """A trainer for the run in folder ``run``, new or begun before (then call its ``resume``).
 
@@ -136,8 +139,8 @@ def open_run(
     course.check()
     config = drafter_config(shape, target, cache.origin.taps)
     begun = begun_run(run)
-    compute = choose_type(shape.precision, config, begun)
-    split = SequenceSplit(cache, target, compute, tell_mass)
+    compute = choose_type(shape.precision, config, device, begun)
+    split = SequenceSplit(cache, target, compute, device, tell_mass)
     learned, held = split.read()
     if len(learned) < FEWEST_SEQUENCES:
         raise DsparkError(f"{len(learned)} usable replies are too few to learn from", "give or make more prompts")
@@ -145,7 +148,7 @@ def open_run(
     if begun is None and config.draft_vocab_size < config.vocab_size:
         draft_ids = draft_vocabulary(reply_counts(learned, config.vocab_size), config.draft_vocab_size, stop_ids)
     head = target.head if draft_ids is None else target.head[draft_ids]
-    model = DraftModel(config, target.embedding, head.contiguous(), compute)
+    model = DraftModel(config, target.embedding.to(device), head.contiguous().to(device), compute)
     start_weights(model, target, course.seed, shape.from_target)
     hidden = config.layer.hidden_size
     blocks = BlockMaker(config.block_size, hidden, tap_columns(config.taps, cache.origin.taps, hidden))
@@ -188,12 +191,12 @@ def with_mask(
     return replace(shape, mask_token_id=chosen)
 
 
-def choose_type(precision: str, config: DrafterConfig, begun: Begun | None = None) -> torch.dtype:
-    """The type of products that ``precision`` means here; ``auto`` keeps to what a run began with."""
+def choose_type(precision: str, config: DrafterConfig, device: torch.device, begun: Begun | None = None) -> torch.dtype:
+    """The type of products that ``precision`` means on ``device``; ``auto`` keeps to what a run began with."""
     if precision == "auto" and begun is not None:
         return begun.compute
     if precision == "auto":
-        return faster_type(config.layer.hidden_size, config.layer.intermediate_size)
+        return faster_type(config.layer.hidden_size, config.layer.intermediate_size, device)
     return torch.bfloat16 if precision == "bfloat16" else torch.float32
 
 
