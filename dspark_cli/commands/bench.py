@@ -6,7 +6,7 @@ import json as json_format
 from contextlib import closing
 from pathlib import Path
 from time import perf_counter
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -48,14 +48,43 @@ def bench(
     output: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write that JSON object to this file too.")
     ] = None,
+    simulate: Annotated[
+        bool,
+        typer.Option("--simulate", help="No model: reckon what each schedule gives on machines described by curves."),
+    ] = False,
+    traces: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--trace", metavar="FILE", help="With --simulate: rounds recorded by dspark run --json. May be repeated."
+        ),
+    ] = None,
+    curves: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--curve",
+            metavar="FILE",
+            help='With --simulate: {"verify_ms": [1 row, 2 rows, …], "draft_ms": …}. May be repeated.',
+        ),
+    ] = None,
+    rounds: Annotated[
+        int | None, typer.Option(metavar="N", help="With --simulate: rounds of each made-up text.  [default: 12000]")
+    ] = None,
 ) -> None:
     """Measure plain against speculative decoding on this machine: the same prompts in turn, greedy, in one run.
 
     Ends in words that say which schedule to use. Exits with 1 if a schedule changed a greedy reply where rounding
     cannot be the reason. Ctrl-C ends early and shows what was measured.
+
+    With --simulate nothing is measured: schedules are tried on made-up or recorded rounds, at made-up or given step
+    curves.
     """
     began = perf_counter()
     _check_output(output)
+    if simulate:
+        _simulate(console, traces or [], curves or [], rounds, json, output)
+        return
+    if traces or curves or rounds is not None:
+        raise UsageError("--trace, --curve and --rounds are for --simulate alone", "add --simulate")
     from dspark_cli.bench.peers import open_peers, parse_peers
     from dspark_cli.bench.session import present_load, run_bench
 
@@ -108,15 +137,39 @@ def _check_output(output: Path | None) -> None:
         raise UsageError(f"--output {output} lies in a folder that does not exist", "make the folder first")
 
 
+def _simulate(
+    console: Console, traces: list[Path], curves: list[Path], rounds: int | None, json: bool, output: Path | None
+) -> None:
+    """Every kind of rounds at every curve: recorded ones and given curves, else made-up ones."""
+    from dspark_cli.bench import simulation_report, simulator
+    from dspark_cli.bench.recorded_rounds import read_curve, read_trace
+
+    if rounds is not None and rounds < 1:
+        raise UsageError(f"--rounds {rounds} leaves nothing to simulate", "give 1 or more")
+    given = {path.stem: read_curve(path) for path in curves}
+    recordings = [read_trace(path) for path in traces]
+    made = {one.curve.key: one.curve for one in recordings if one.curve is not None}
+    kinds = [one.rounds for one in recordings]
+    kinds = kinds or [simulator.synthetic(text, rounds or simulator.ROUNDS) for text in simulator.TEXTS]
+    used = {**made, **given} or simulator.CURVES
+    cells = simulation_report.simulate(kinds, used, console.passing)
+    table = simulation_report.render(cells, simulator.COLD_TOKENS)
+    _write(simulation_report.to_dict(cells, used), table, console, json, output)
+
+
 def _show(result: BenchResult, console: Console, json: bool, output: Path | None) -> None:
     from dspark_cli.bench.report import render
 
-    line = json_format.dumps(result.to_dict(), ensure_ascii=False, allow_nan=False)
+    _write(result.to_dict(), render(result), console, json, output)
+
+
+def _write(body: dict[str, Any], table: str, console: Console, json: bool, output: Path | None) -> None:
+    line = json_format.dumps(body, ensure_ascii=False, allow_nan=False)
     console.fresh_line()
     if json:
         console.record(line)
     else:
-        console.answer(render(result))
+        console.answer(table)
     if output is not None:
         try:
             paths.write_atomically(output, f"{line}\n".encode())
