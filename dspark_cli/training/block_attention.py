@@ -84,9 +84,8 @@ class _BlockAttention(torch.autograd.Function):
         ctx: Any, q: Tensor, k: Tensor, v: Tensor, past_k: Tensor, past_v: Tensor, spans: Seq[Span], masks: Seq[Tensor]
     ) -> Tensor:
         near_out, near_mass = _forward(*_near(q, k, v))
-        near_out, near_mass = near_out.transpose(0, 1), near_mass.transpose(0, 1)
-        out = torch.empty_like(near_out, memory_format=torch.contiguous_format)
-        mass = torch.empty_like(near_mass, memory_format=torch.contiguous_format)
+        near_out, near_mass = near_out.view(q.shape), near_mass.view(q.shape[:-1])
+        out, mass = torch.empty_like(near_out), torch.empty_like(near_mass)
         for span, mask in zip(spans, masks, strict=True):
             far_out, far_mass = _forward(*_far(q, past_k, past_v, span), attn_mask=mask)
             mine = near_mass[:, span.anchors]
@@ -102,12 +101,12 @@ class _BlockAttention(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, past_k, past_v, out, mass = ctx.saved_tensors
-        wide = _wide(q.dtype)
-        near = (x.transpose(0, 1).contiguous() for x in (grad.to(wide), out, mass))
+        near = (x.flatten(0, 1).unsqueeze(1) for x in (grad.to(out.dtype), out, mass))
         near_grad, near_out, near_mass = near
         by_near = _backward(near_grad, *_near(q, k, v), near_out, near_mass, 0.0, False)
-        by_q = by_near[0].transpose(0, 1).to(q.dtype, memory_format=torch.contiguous_format)
-        by_k, by_v = (x.transpose(1, 2).to(q.dtype) for x in by_near[1:])
+        by_q = by_near[0].view(q.shape).to(q.dtype)
+        groups, anchors = q.shape[:2]
+        by_k, by_v = (x.view(groups, anchors, *x.shape[2:]).permute(1, 2, 0, 3).to(q.dtype) for x in by_near[1:])
         out = out.to(q.dtype)
         by_past_k, by_past_v = torch.zeros_like(past_k), torch.zeros_like(past_v)
         for span, mask in zip(ctx.spans, ctx.masks, strict=True):
@@ -128,9 +127,10 @@ def _wide(dtype: torch.dtype) -> torch.dtype:
 
 
 def _near(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Query [A, G, γ·g, D], key and value [A, G, γ, D] of the blocks as a batch."""
+    """Query [G·A, 1, γ·g, D], key and value [G·A, 1, γ, D] of the blocks as a batch."""
     wide = _wide(q.dtype)
-    return q.transpose(0, 1).to(wide), k.transpose(1, 2).to(wide), v.transpose(1, 2).to(wide)
+    k, v = (x.to(wide).permute(2, 0, 1, 3) for x in (k, v))
+    return q.to(wide).flatten(0, 1).unsqueeze(1), k.flatten(0, 1).unsqueeze(1), v.flatten(0, 1).unsqueeze(1)
 
 
 def _far(q: Tensor, past_k: Tensor, past_v: Tensor, span: Span) -> tuple[Tensor, Tensor, Tensor]:

@@ -59,8 +59,8 @@ class Course:
     optimizer: str = "adamw"
     lr: float = 1e-3
     weight_decay: float = 0.01
-    warmup: int = 50
-    fall: float = 0.25
+    warmup: int = 30
+    fall: float = 0.35
     clip: float = 1.0
     loss: LossWeights = field(default_factory=LossWeights)
     checkpoint_seconds: float = 120.0
