@@ -172,7 +172,7 @@ def test_the_answer_is_not_changed_for_a_pipe() -> None:
         (["--schedule", "foo"], ["--schedule", "fixed:N", "threshold:P", "off"]),
         (["--schedule", "threshold:1.5"], ["--schedule", "from 0 to 1"]),
         (["--device", "tpu"], ["--device", "cuda:N"]),
-        (["--kernels", "fast"], ["--kernels", "triton"]),
+        (["--kernels", "fast"], ["--kernels", "fbgemm"]),
         (["--threads", "0"], ["--threads", "from 1"]),
         (["--temprature", "1"], ["--temprature", "--temperature"]),
         (["--seed"], ["--seed"]),
