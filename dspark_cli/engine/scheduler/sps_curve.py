@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from math import isfinite
 
 
@@ -29,7 +30,7 @@ class SpsCurve:
     def __post_init__(self) -> None:
         """Raises ValueError: the shapes disagree, a list is not rising, or a time cannot be one."""
         for name, values in (("widths", self.widths), ("depths", self.depths)):
-            if not values or any(b <= a for a, b in zip(values, values[1:], strict=False)):
+            if not values or any(b <= a for a, b in pairwise(values)):
                 raise ValueError(f"{name} of a step curve must rise, and there must be one")
         if self.widths[0] != 1 or self.depths[0] < 0:
             raise ValueError("a step curve begins at 1 row and at a depth that is not negative")
@@ -71,9 +72,6 @@ def _between(places: tuple[int, ...], values: Sequence[float], at: int) -> float
     if at == places[right]:
         return values[right]
     slope = (values[right] - values[left]) / (places[right] - places[left])
-    # Beyond the last place a falling line is noise, not a gain to count on.
-    return (
-        values[right] + max(slope, 0.0) * (at - places[right])
-        if at > places[right]
-        else values[left] + slope * (at - places[left])
-    )
+    if at > places[right]:  # where a falling line is noise, not a gain to count on
+        return values[right] + max(slope, 0.0) * (at - places[right])
+    return values[left] + slope * (at - places[left])
