@@ -16,7 +16,7 @@ from dspark_cli.commands.opening import open_engine
 from dspark_cli.commands.shared_options import with_settings
 from dspark_cli.console import Console
 from dspark_cli.errors import UsageError
-from dspark_cli.settings import Merged
+from dspark_cli.settings import Merged, Settings
 
 if TYPE_CHECKING:
     from dspark_cli.engine.loading import LoadedPair
@@ -176,7 +176,8 @@ def train(
 
     for place in (folder, out):
         remove_parts(place)
-    engine, _ = open_engine(replace(merged.settings, drafter="none", schedule=None, think=None), console)
+    settings = replace(merged.settings, kernels=_text_kernels(merged.settings, precision))
+    engine, _ = open_engine(replace(settings, drafter="none", schedule=None, think=None), console)
     with closing(engine):
         cache = _features(engine.pair, folder, shape, recipe, tokens, texts, console)
         target = _target(engine.pair)
@@ -197,6 +198,23 @@ def train(
     console.fresh_line()
     model = f"--model {merged.settings.model} " if merged.settings.model else ""
     console.say(f"The drafter is in {out}. Try: dspark eval {model}--drafter {out}")
+
+
+def _text_kernels(settings: Settings, precision: str) -> str:
+    """The kernels to make the text with. Many replies at a time are a matter of arithmetic, not of memory as one is.
+
+    Products in bfloat16 are as good for features as they are for learning, where they are quick.
+    """
+    if settings.kernels != "auto" or settings.device not in ("auto", "cpu") or precision == "float32":
+        return settings.kernels
+    import torch
+
+    from dspark_cli.training.trainer import faster_type
+
+    if torch.cuda.is_available() and settings.device == "auto":
+        return settings.kernels
+    compute = torch.bfloat16 if precision == "bfloat16" else faster_type(1024, 1024, torch.device("cpu"))
+    return "mixed" if compute == torch.bfloat16 else settings.kernels
 
 
 def _budget(anchors: int | None, minutes: float | None) -> Budget:

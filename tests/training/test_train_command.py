@@ -251,3 +251,19 @@ def test_budgets() -> None:
     assert trainer.Budget(anchors=100, seconds=10).spent(10, 9) == 0.9
     with pytest.raises(UsageError):
         trainer.Budget()
+
+
+@pytest.mark.parametrize(
+    ("kernels", "device", "precision", "expected"),
+    [
+        ("auto", "cpu", "bfloat16", "mixed"),
+        ("auto", "cpu", "float32", "auto"),
+        ("onednn", "cpu", "bfloat16", "onednn"),
+        ("auto", "cuda", "bfloat16", "auto"),
+    ],
+)
+def test_text_is_made_in_the_type_of_the_learning(kernels: str, device: str, precision: str, expected: str) -> None:
+    from dspark_cli.commands.train import _text_kernels
+    from dspark_cli.settings import Settings
+
+    assert _text_kernels(Settings(kernels=kernels, device=device), precision) == expected
