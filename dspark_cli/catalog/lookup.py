@@ -28,15 +28,13 @@ Fetch = Callable[[str], Path]
 class Entry:
     """One model or drafter of the catalogue.
 
-    ``repo`` is the hub's; ``shipped`` the folder of a drafter that comes with the program instead. ``drafter`` names
-    the drafter of a model. ``package`` and ``file`` say which file of which installed Python package holds it,
-    ``install`` how to get that package.
+    ``drafter`` names the drafter of a model. ``package`` and ``file`` say which file of which installed Python
+    package holds it, ``install`` how to get that package.
     """
 
     name: str
     title: str
-    repo: str = ""
-    shipped: str | None = None
+    repo: str
     gated: bool = False
     drafter: str | None = None
     package: str | None = None
@@ -108,7 +106,7 @@ def resolve(model: str | None, drafter: str | None, *, find: Find, fetch: Fetch)
 def _default_drafter(path: Path, name: str, entry: Entry | None, known: Catalog, find: Find) -> Pair:
     if entry is not None and entry.drafter is not None:
         drafter = known.drafters[entry.drafter]
-        folder = _shipped(drafter) or find(drafter.repo)
+        folder = find(drafter.repo)
         if folder is not None:
             return Pair(path, name, folder, drafter.name, f"the catalogue's drafter for {entry.name}, {drafter.name}")
         return Pair(path, name, NGRAM, NGRAM, f"prompt lookup (--drafter {drafter.name} downloads the trained one)")
@@ -139,7 +137,7 @@ def _drafter(text: str, drafters: Mapping[str, Entry], find: Find, fetch: Fetch)
         return local, local.resolve().name
     if text.lower() in drafters:
         entry = drafters[text.lower()]
-        return _shipped(entry) or find(entry.repo) or fetch(entry.repo), entry.name
+        return find(entry.repo) or fetch(entry.repo), entry.name
     if _looks_like_path(text) or local.is_dir():
         raise _missing_path(local, "--drafter")
     if _REPO.fullmatch(text):
@@ -164,16 +162,6 @@ def _only_gguf(folder: Path) -> Path:
 
 def _looks_like_path(text: str) -> bool:
     return text.startswith(("/", "./", "../", "~")) or text in (".", "..") or text.endswith((".gguf", "/"))
-
-
-def _shipped(entry: Entry) -> Path | None:
-    """The folder of a drafter that comes with the program."""
-    if entry.shipped is None:
-        return None
-    folder = Path(str(importlib.resources.files("dspark_cli.catalog"))) / "drafters" / entry.shipped
-    if not (folder / "config.json").is_file():
-        raise CheckpointError(f"the drafter {entry.name} is missing from this installation", "install dspark-cli again")
-    return folder
 
 
 def _packaged(entry: Entry) -> Path | None:
