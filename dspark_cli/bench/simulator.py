@@ -208,7 +208,6 @@ def auto(rounds: Rounds, curve: SpsCurve, schedule: Auto | None = None, most_tok
         length, reason, ms = 0, intent.reason, 0.0
         if intent.slots and not draft.tokens:
             reason, ms = "no-match", curve.draft_ms
-            schedule.plan(state, draft)
             out.drafted += 1
         elif intent.slots:
             plan = schedule.plan(state, draft)

@@ -109,9 +109,10 @@ class Auto:
         position = sum(state.position for state in states) // replies
         slots = sum(min(self.block_size, state.room) for state in states)
         self._step = step = self._prices(replies, slots, position)
-        self._kind = self.state.worth.begin(step, self.label_every)
+        self._kind = self.state.worth.begin(step, self.label_every) if slots else "bypass"
+        self._shown = []
         if self._kind == "bypass":
-            return [Intent(0, "bypass")] * replies
+            return [Intent(0, "bypass" if state.room else state.limit) for state in states]
         return [Intent(min(self.block_size, state.room), state.limit) for state in states]
 
     def plan_step(self, states: Sequence[RoundState], drafts: Sequence[Draft]) -> list[Plan]:
@@ -159,7 +160,7 @@ class Auto:
             ms: how long draft and step took; None: what the curve says.
         """
         state, step = self.state, self._step
-        drafted = self._kind != "bypass"
+        drafted = bool(self._shown)  # by a plan; a drafter that found nothing to draft took no time worth counting
         rows, stood = step.replies + sum(verified), sum(accepted)
         rejected = sum(a < v for a, v in zip(accepted, verified, strict=True))
         cost = step.ms[rows] + step.cut_back_ms * rejected + (step.draft_ms if drafted else 0.0)

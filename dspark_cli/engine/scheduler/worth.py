@@ -48,7 +48,7 @@ class Worth:
 
     def begin(self, step: Step, label_every: int) -> str:
         """``bypass``, ``probe``, ``labels``, or nothing for a round as usual."""
-        if step.draft_ms > self.stake * step.plain_ms:
+        if not self.most_rows(step):
             return "bypass"
         if self.bypassing:
             return "probe" if self.rested >= self.wait else "bypass"
@@ -77,11 +77,12 @@ class Worth:
         self.value += off / self.rounds
         self.variance += (off * off - self.variance) / self.rounds
         self.in_a_row += 1
-        self.rested = 0
+        self.rested = self.wait if value > 0.0 else 0  # a good probe calls for another at once
         if self.value + DOUBT * sqrt(self.variance / self.rounds) > 0.0:
             self.bypassing = False
         elif self.bypassing or self.in_a_row < LASTING:
-            self.wait = min(2 * self.wait, LONGEST_WAIT) if self.bypassing else self.wait
+            if self.bypassing and value <= 0.0:
+                self.wait = min(2 * self.wait, LONGEST_WAIT)
             self.bypassing = True
         else:
             self.bypassing, self.wait = True, FIRST_WAIT
