@@ -50,7 +50,7 @@ VERBS = (
     ),
     Verb(
         "bench", "dspark_cli.commands.bench:bench", "Measure plain against speculative decoding here.", "Measure",
-        ("dspark bench --quick",),
+        ("dspark bench --quick", "dspark bench --simulate  # schedules on made-up machines, without a model"),
     ),
     Verb(
         "train", "dspark_cli.commands.train:train", "Make a drafter for a model.", "Drafters",
