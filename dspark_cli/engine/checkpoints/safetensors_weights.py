@@ -27,6 +27,7 @@ class SafetensorsWeights:
         """``files`` maps each tensor's name to its open file, ``names`` to the name it has in there."""
         self._files = files
         self._names = names
+        self.metadata: dict[str, str] = {}
         self.shapes: dict[str, tuple[int, ...]] = {}
         self._dtypes: dict[str, str] = {}
         for name, file in files.items():
@@ -107,7 +108,9 @@ def open_file(path: Path) -> SafetensorsWeights:
     """
     file = _open(path)
     names = list(file.keys())
-    return SafetensorsWeights(dict.fromkeys(names, file), {name: name for name in names})
+    weights = SafetensorsWeights(dict.fromkeys(names, file), {name: name for name in names})
+    weights.metadata = dict(file.metadata() or {})
+    return weights
 
 
 def _rename(name: str, renamed: Mapping[str, str]) -> str:

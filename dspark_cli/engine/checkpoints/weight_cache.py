@@ -13,11 +13,12 @@ import json
 import shutil
 import struct
 import time
-from collections.abc import Callable
+import zlib
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from math import prod
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from torch import Tensor
 
@@ -29,7 +30,8 @@ from dspark_cli.errors import CheckpointError
 from dspark_cli.paths import cache_dir, replacing
 
 # Raise it when tensors of the same GGUF file would come out with other values, names or row order.
-_VERSION: Final = 1
+_VERSION: Final = 2
+_SUMS: Final = "crc32"
 _LARGEST: Final = 2 << 30
 _SPARE_DISK: Final = 1 << 30
 _UNPACKED: Final = ("F32", "F16", "BF16")
@@ -37,23 +39,35 @@ _ABANDONED_AFTER_S: Final = 3600
 
 
 class CachedWeights:
-    """The cached tensors under the name of the format that they were dequantized from."""
+    """The cached tensors of ``source``, each compared with its checksum when read.
 
-    def __init__(self, weights: SafetensorsWeights, weights_format: str) -> None:
-        self._weights = weights
-        self._format = weights_format
+    Where one differs the source is read instead and the cache is removed, so that the next start makes it again.
+    """
+
+    def __init__(
+        self, weights: SafetensorsWeights, sums: Mapping[str, int], source: WeightSource, damaged: Callable[[], None]
+    ) -> None:
+        self._weights: WeightSource = weights
+        self._sums = sums
+        self._source = source
+        self._damaged = damaged
 
     def __contains__(self, name: str) -> bool:
-        return name in self._weights
+        return name in self._source
 
     def tensor(self, name: str) -> Tensor:
         """The whole tensor in float32, not copied. Do not write to it."""
-        return self._weights.tensor(name)
+        tensor = self._weights.tensor(name)
+        if self._weights is not self._source and _checksum(tensor) != self._sums[name]:
+            self._weights = self._source
+            self._damaged()
+            return self._source.tensor(name)
+        return tensor
 
     @property
     def weights_format(self) -> str:
         """The ggml type of the source, such as ``Q4_1``."""
-        return self._format
+        return self._source.weights_format
 
 
 def with_weight_cache(checkpoint: Checkpoint, say: Callable[[str], None], enabled: bool = True) -> Checkpoint:
@@ -70,11 +84,11 @@ def with_weight_cache(checkpoint: Checkpoint, say: Callable[[str], None], enable
         return checkpoint
     try:
         path = cache_path(checkpoint.path)
-        weights = _read(path, checkpoint)
+        weights = _read(path, checkpoint, say)
         if weights is None:
             _make_room(path, size)
             _write(path, checkpoint.weights, checkpoint)
-            weights = _read(path, checkpoint)
+            weights = _read(path, checkpoint, say)
             say(f"the unpacked weights are kept in {path} ({size / 1e6:.0f} MB), so that the next start is quicker")
     except OSError as error:
         say(f"the unpacked weights are not kept for the next start ({error.strerror or error})")
@@ -94,7 +108,7 @@ def cache_path(source: Path) -> Path:
     return cache_dir() / "weights" / f"{place}-{content}.safetensors"
 
 
-def _read(path: Path, checkpoint: Checkpoint) -> WeightSource | None:
+def _read(path: Path, checkpoint: Checkpoint, say: Callable[[str], None]) -> WeightSource | None:
     """The cache at ``path``; None if it is not there, torn, or not what ``checkpoint`` calls for."""
     if not path.exists():
         return None
@@ -104,7 +118,20 @@ def _read(path: Path, checkpoint: Checkpoint) -> WeightSource | None:
         return None
     if weights.shapes != target_shapes(checkpoint.config) or weights.weights_format != "f32":
         return None
-    return CachedWeights(weights, checkpoint.weights_format)
+    sums = weights.metadata.get(_SUMS, "").split()
+    if len(sums) != len(weights.shapes):
+        return None
+
+    def damaged() -> None:
+        path.unlink(missing_ok=True)
+        say(f"the unpacked weights in {path} were damaged and are removed; the model's own file is read instead")
+
+    known = dict(zip(target_shapes(checkpoint.config), (int(text, 16) for text in sums), strict=True))
+    return CachedWeights(weights, known, checkpoint.weights, damaged)
+
+
+def _checksum(tensor: Tensor) -> int:
+    return zlib.crc32(tensor.contiguous().numpy().data.cast("B"))
 
 
 def _make_room(path: Path, size: int) -> None:
@@ -124,14 +151,25 @@ def _make_room(path: Path, size: int) -> None:
 def _write(path: Path, weights: WeightSource, checkpoint: Checkpoint) -> None:
     """Write all tensors as a safetensors file, one at a time, so that memory holds only one."""
     shapes = target_shapes(checkpoint.config)
-    header, end = {}, 0
+    sums = dict.fromkeys(shapes, 0)
+    # A file that a power cut left short fails the length check of the next start and is made again.
+    with replacing(path, durable=False) as temporary, open(temporary, "wb") as file:
+        file.write(_header(shapes, sums))
+        for name in shapes:
+            tensor = weights.tensor(name).contiguous()
+            sums[name] = _checksum(tensor)
+            file.write(tensor.numpy().data)
+        file.seek(0)
+        file.write(_header(shapes, sums))
+
+
+def _header(shapes: Mapping[str, tuple[int, ...]], sums: Mapping[str, int]) -> bytes:
+    """The beginning of the safetensors file; of the same length whatever the checksums."""
+    header: dict[str, Any] = {"__metadata__": {_SUMS: " ".join(f"{value:08x}" for value in sums.values())}}
+    end = 0
     for name, shape in shapes.items():
         start, end = end, end + 4 * prod(shape)
         header[name] = {"dtype": "F32", "shape": list(shape), "data_offsets": [start, end]}
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
-    # A file that a power cut left short fails the length check of the next start and is made again.
-    with replacing(path, durable=False) as temporary, open(temporary, "wb") as file:
-        file.write(struct.pack("<Q", len(text)) + text)
-        for name in shapes:
-            file.write(weights.tensor(name).contiguous().numpy().data)
+    return struct.pack("<Q", len(text)) + text

@@ -81,6 +81,20 @@ def test_a_torn_cache_is_made_again(model: Checkpoint, content: bytes | None) ->
     assert same_tensors(cached(model), model)
 
 
+def test_a_cache_with_changed_values_is_not_believed(model: Checkpoint) -> None:
+    cached(model, "kept in")
+    path = cache_path(model.path)
+    content = bytearray(path.read_bytes())
+    content[-1000] ^= 1
+    path.write_bytes(content)
+    said: list[str] = []
+    assert same_tensors(with_weight_cache(model, said.append), model)
+    assert len(said) == 1
+    assert "damaged" in said[0]
+    assert not path.exists()
+    assert same_tensors(cached(model, "kept in"), model)
+
+
 def test_a_cache_of_another_model_is_made_again(model: Checkpoint) -> None:
     cached(model, "kept in")
     cache_path(model.path).write_bytes((GOLDEN / "target" / "model.safetensors").read_bytes())
