@@ -132,12 +132,16 @@ class RunSummary(DraftCounts):
         }
 
     def stats_line(self) -> str:
-        """One line for people: speed, accepted length, schedule, and what the drafts came to."""
+        """One line for people: speed, accepted length, schedule, and what the drafts came to.
+
+        The accepted length counts only the rounds with a draft, so how many those were stands beside it.
+        """
         speed = self.tokens_per_second
         length = self.mean_accepted_length
+        drafted = f" ({self.draft_rounds} rounds with a draft)" if self.draft_rounds < self.rounds else ""
         parts = [
             f"{speed:.1f} tokens/s" if speed is not None else "tokens/s –",
-            f"accepted length {length:.2f}" if length is not None else "accepted length –",
+            f"accepted length {length:.2f}{drafted}" if length is not None else "accepted length –",
             f"schedule {self.schedule}",
             f"{self.tokens} tokens in {self.rounds} rounds",
             f"drafted {self.drafted}, verified {self.verified}, accepted {self.accepted}",

@@ -33,6 +33,7 @@ def test_numbers_of_a_reply() -> None:
     assert stats["mean_accepted_length"] == pytest.approx(7 / 3)
     assert stats["tokens_per_second"] == pytest.approx(80.0)
     assert stats["ms"]["verify"] == 16.0
+    assert "80.0 tokens/s · accepted length 2.33 (3 rounds with a draft)" in summary.stats_line()
     assert stats["ms"]["prefill"] == 50.0
 
 
