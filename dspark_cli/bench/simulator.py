@@ -55,13 +55,15 @@ TEXTS = (
     Text("chat, AUC .8", (0.35, 0.6, 0.85), (0.35, 0.4, 0.25), head="auc"),
     Text("code, AUC .8", (0.5, 0.8, 0.95), (0.2, 0.4, 0.4), head="auc"),
     Text("chat, too sure", (0.35, 0.6, 0.85), (0.35, 0.4, 0.25), head="sure"),
+    Text("chat, overrated", (0.35, 0.6, 0.85), (0.35, 0.4, 0.25), head="overrating"),
     Text("bad, too sure", (0.2,), (1.0,), head="sure"),
     Text("never right", (0.95,), (1.0,), never=True),
 )
 NOISE = 0.12
 LEAST, MOST = 0.02, 0.99
 AUC_DISTANCE = 1.190232  # between the two normal laws of a score whose AUC is .8
-SURENESS = 2.5  # what an overconfident head multiplies its logits by
+SURENESS = 2.5  # what a head that is too sure, for good and for bad, multiplies its logits by
+OVERRATING = 0.4  # the power to which a head that rates everything too high takes the chance
 
 
 @dataclass(frozen=True)
@@ -124,11 +126,13 @@ def synthetic(text: Text, rounds: int = ROUNDS, seed: int = 0, block_size: int =
 def shown_by(head: str, chance: Floats, stands: NDArray[np.bool_], draws: np.random.Generator) -> Floats:
     """Confidences of a head for slots that stand with ``chance``.
 
-    ``perfect`` shows the chance itself. ``sure`` shows it with its logits stretched. ``auc`` knows only a noisy score
+    ``perfect`` shows the chance itself, ``overrating`` a higher one, ``sure`` one with its logits stretched. ``auc`` knows only a noisy score
     of what will be, whose AUC is .8, and the share that stands: calibrated, but neither sharp nor aware of the round.
     """
     if head == "perfect":
         return chance
+    if head == "overrating":
+        return chance**OVERRATING
     if head == "sure":
         odds = (chance / (1.0 - chance)) ** SURENESS
         return np.clip(odds / (1.0 + odds), LEAST, MOST)

@@ -154,6 +154,12 @@ def test_with_predicted_instead_of_realised_value_a_head_that_is_never_right_is_
     assert auto(rounds_of("never right"), CURVES["llama.cpp"]).speed < 0.5
 
 
+def test_a_head_that_overrates_is_believed_less(monkeypatch: pytest.MonkeyPatch) -> None:
+    doubted = auto(rounds_of("chat, overrated"), CURVES["oneDNN"]).speed
+    monkeypatch.setattr(Outlook, "trusted", lambda self, shown: shown)
+    assert auto(rounds_of("chat, overrated"), CURVES["oneDNN"]).speed < 0.98 * doubted
+
+
 def test_without_a_stake_a_cold_reply_is_not_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Worth, "most_rows", lambda self, step: 99)
     assert worst_cold("never right", "llama.cpp") > 0.05

@@ -157,7 +157,8 @@ class Auto:
             verified: for each reply how many drafted tokens were verified.
             accepted: how many of them stood.
             tokens: committed by all replies together.
-            ms: how long draft and step took; None: what the curve says.
+            ms: how long draft and step took; None: what the curve says, so that a slowdown of everything that the
+                curve does not know yet changes nothing.
         """
         state, step = self.state, self._step
         drafted = bool(self._shown)  # by a plan; a drafter that found nothing to draft took no time worth counting
@@ -166,6 +167,8 @@ class Auto:
         cost = step.ms[rows] + step.cut_back_ms * rejected + (step.draft_ms if drafted else 0.0)
         if drafted:
             state.worth.observe(step, stood, cost)
+            if self._kind == "probe" and not sum(verified):
+                state.outlook.fade()
             for shown, v, a in zip(self._shown, verified, accepted, strict=True):
                 state.outlook.observe(shown, v, a)
         else:

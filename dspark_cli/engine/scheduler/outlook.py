@@ -12,7 +12,8 @@ MEMORY = 256.0  # drafted rounds over which confidences are averaged
 PRIOR_ROUNDS = 4.0
 PRIOR_MEAN, PRIOR_VARIANCE, PRIOR_COVARIANCE = 0.7, 0.04, 0.02
 TRUST_MEMORY = 48.0  # drafted rounds over which claims are held against what stood
-DOUBT = 2.0  # standard deviations that a head may miss by before it is believed less
+DOUBT = 1.0  # standard deviations that a head may miss by before it is believed less
+FADING = 0.8
 LEAST, MOST = 0.01, 0.99
 
 
@@ -63,6 +64,13 @@ class Outlook:
         trust = self.trust
         return [min(max(mean * trust + shift, LEAST), MOST) for mean in self.mean[slot + 1 : end]]
 
+    def fade(self) -> None:
+        """A probe that did not dare to verify anything: old doubts count less, lest they last for ever."""
+        self.claimed *= FADING
+        self.right *= FADING
+        self.spread *= FADING
+        self._weigh()
+
     def observe(self, shown: Sequence[float], verified: int, accepted: int) -> None:
         """Learn from one drafted round: from all its confidences, and from what the judged slots came to.
 
@@ -79,6 +87,9 @@ class Outlook:
             self.spread += confidence * (1.0 - confidence)
             self.judged[slot] = count = min(self.judged[slot] + 1.0, MEMORY)
             self.stood[slot] += ((slot < accepted) - self.stood[slot]) / count
+        self._weigh()
+
+    def _weigh(self) -> None:
         most = self.right + DOUBT * sqrt(self.spread + 1.0)
         self.trust = most / self.claimed if most < self.claimed else 1.0
 
