@@ -96,5 +96,5 @@ def _taps(fields: Fields, target_layers: int) -> tuple[int, ...]:
     if not taps or any(later <= earlier for earlier, later in pairwise(taps)):
         raise fields.wrong("target_layer_ids", "a list of strictly increasing layers")
     if taps[-1] >= target_layers - 1:
-        raise fields.wrong("target_layer_ids", f"layers before the last of the target's {target_layers}")
+        raise fields.wrong("target_layer_ids", f"a list of layers before the last of the target's {target_layers}")
     return taps

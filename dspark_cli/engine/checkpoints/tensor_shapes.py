@@ -107,7 +107,7 @@ def check_shapes(
     if unknown:
         raise CheckpointError(
             f"{path} holds the tensor {unknown[0]}, which {source} does not account for",
-            "use a plain model of the Llama, Qwen2, Qwen3, Mistral or SmolLM2 family",
+            "config and weights are of different models, or the model is of a kind that is not read",
         )
 
 

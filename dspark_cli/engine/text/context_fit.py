@@ -94,5 +94,7 @@ def _too_long(length: int, limit: int, reserve: int) -> ContextError:
     return ContextError(
         f"the newest message makes a prompt of {length} tokens, but the context of {limit} leaves room for "
         f"{max(limit - reserve, 0)} beside the reply",
-        "shorten it, raise --context-length or lower --max-new-tokens",
+        "shorten it, raise --context-length or lower --max-new-tokens"
+        if length < limit
+        else "shorten it or raise --context-length",
     )
