@@ -126,8 +126,9 @@ def synthetic(text: Text, rounds: int = ROUNDS, seed: int = 0, block_size: int =
 def shown_by(head: str, chance: Floats, stands: NDArray[np.bool_], draws: np.random.Generator) -> Floats:
     """Confidences of a head for slots that stand with ``chance``.
 
-    ``perfect`` shows the chance itself, ``overrating`` a higher one, ``sure`` one with its logits stretched. ``auc`` knows only a noisy score
-    of what will be, whose AUC is .8, and the share that stands: calibrated, but neither sharp nor aware of the round.
+    ``perfect`` shows the chance itself, ``overrating`` a higher one, ``sure`` one with its logits stretched. ``auc``
+    knows only a noisy score of what will be, whose AUC is .8, and the share that stands: calibrated, but neither sharp
+    nor aware of the round.
     """
     if head == "perfect":
         return chance
@@ -236,6 +237,11 @@ def cold_replies(rounds: Rounds, curve: SpsCurve, tokens: int = COLD_TOKENS, rep
     apart = max(len(rounds) // replies, 1)
     parts = [rounds.part(begin, begin + tokens) for begin in range(0, len(rounds) - tokens, apart)]
     return [auto(part, curve, most_tokens=tokens) for part in parts[:replies]]
+
+
+# Reading the weights bounds a step up to about a hundred rows, arithmetic beyond.
+SHARED_CURVE = SpsCurve.flat([10.0 * (1.0 + (rows / 96) ** 2) ** 0.5 for rows in range(1, 1025)], 1.5, key="shared")
+REPLIES = (1, 2, 4, 8, 16, 32, 64, 128)
 
 
 @dataclass(frozen=True)

@@ -69,6 +69,10 @@ def bench(
     rounds: Annotated[
         int | None, typer.Option(metavar="N", help="With --simulate: rounds of each made-up text.  [default: 12000]")
     ] = None,
+    plot: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="With --simulate: draw verified lengths by replies at once, as PNG."),
+    ] = None,
 ) -> None:
     """Measure plain against speculative decoding on this machine: the same prompts in turn, greedy, in one run.
 
@@ -81,10 +85,10 @@ def bench(
     began = perf_counter()
     _check_output(output)
     if simulate:
-        _simulate(console, traces or [], curves or [], rounds, json, output)
+        _simulate(console, traces or [], curves or [], rounds, json, output, plot)
         return
-    if traces or curves or rounds is not None:
-        raise UsageError("--trace, --curve and --rounds are for --simulate alone", "add --simulate")
+    if traces or curves or plot or rounds is not None:
+        raise UsageError("--trace, --curve, --rounds and --plot are for --simulate alone", "add --simulate")
     from dspark_cli.bench.peers import open_peers, parse_peers
     from dspark_cli.bench.session import present_load, run_bench
 
@@ -138,14 +142,23 @@ def _check_output(output: Path | None) -> None:
 
 
 def _simulate(
-    console: Console, traces: list[Path], curves: list[Path], rounds: int | None, json: bool, output: Path | None
+    console: Console,
+    traces: list[Path],
+    curves: list[Path],
+    rounds: int | None,
+    json: bool,
+    output: Path | None,
+    plot: Path | None,
 ) -> None:
     """Every kind of rounds at every curve: recorded ones and given curves, else made-up ones."""
     from dspark_cli.bench import simulation_report, simulator
     from dspark_cli.bench.recorded_rounds import read_curve, read_trace
+    from dspark_cli.bench.simulation_plot import check_plot, draw
 
     if rounds is not None and rounds < 1:
         raise UsageError(f"--rounds {rounds} leaves nothing to simulate", "give 1 or more")
+    if plot is not None:
+        check_plot(plot)
     given = {path.stem: read_curve(path) for path in curves}
     recordings = [read_trace(path) for path in traces]
     made = {one.curve.key: one.curve for one in recordings if one.curve is not None}
@@ -154,7 +167,12 @@ def _simulate(
     used = {**made, **given} or simulator.CURVES
     cells = simulation_report.simulate(kinds, used, console.passing)
     table = simulation_report.render(cells, simulator.COLD_TOKENS)
-    _write(simulation_report.to_dict(cells, used), table, console, json, output)
+    body = simulation_report.to_dict(cells, used)
+    if plot is not None:
+        body["parallel"] = draw(kinds, plot, console.passing)
+    _write(body, table, console, json, output)
+    if plot is not None:
+        console.say(f"The picture is in {plot}.")
 
 
 def _show(result: BenchResult, console: Console, json: bool, output: Path | None) -> None:

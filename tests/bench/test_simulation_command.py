@@ -63,6 +63,17 @@ def test_a_trace_is_replayed(tmp_path: Path, curve: str, capfd: pytest.CaptureFi
     assert cell["strategies"]["auto"]["tokens"] == 200 + cell["strategies"]["auto"]["accepted"]
 
 
+def test_the_picture_of_many_replies(tmp_path: Path, curve: str, capfd: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "many.png"
+    assert _simulate("--rounds", "640", "--curve", curve, "--json", "--plot", str(path)) == 0
+    out, err = capfd.readouterr()
+    assert path.read_bytes().startswith(b"\x89PNG")
+    assert f"The picture is in {path}." in err
+    points = json.loads(out)["parallel"]["code"]
+    assert [point["replies"] for point in points] == [1, 2, 4, 8, 16, 32, 64]
+    assert points[-1]["verified_length"] < points[0]["verified_length"]
+
+
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
@@ -71,6 +82,8 @@ def test_a_trace_is_replayed(tmp_path: Path, curve: str, capfd: pytest.CaptureFi
         (("--simulate", "--curve", "/nowhere.json"), "/nowhere.json cannot be read"),
         (("--rounds", "5"), "are for --simulate alone"),
         (("--curve", "x.json"), "are for --simulate alone"),
+        (("--plot", "x.png"), "are for --simulate alone"),
+        (("--simulate", "--plot", "x.svg"), "is not a .png file"),
     ],
 )
 def test_a_wrong_flag_is_a_usage_error(

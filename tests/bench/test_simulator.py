@@ -11,6 +11,8 @@ import pytest
 
 from dspark_cli.bench.simulator import (
     CURVES,
+    REPLIES,
+    SHARED_CURVE,
     TEXTS,
     Rounds,
     auto,
@@ -121,7 +123,7 @@ def test_texts_that_change_cost_little() -> None:
         found = auto(mixed, curve)
         best = [max(plain(one, curve), fixed(7, one, curve), key=lambda out: out.speed) for one in stretches]
         ideal = sum(one.tokens for one in best) / sum(one.ms for one in best)
-        assert found.tokens / found.ms > 0.93 * ideal
+        assert found.tokens / found.ms > 0.9 * ideal
         assert found.speed > 1.0
 
 
@@ -238,8 +240,7 @@ def test_a_certain_draft_gains_on_the_cliff() -> None:
 
 def test_more_replies_verify_less_of_each() -> None:
     """On a machine that reads rows for nothing up to some number, the verified length falls as replies grow."""
-    curve = SpsCurve((1, 64, 512), (0,), ((10.0, 11.0, 60.0),), 1.0)
-    found = [parallel(rounds_of("chat"), curve, replies) for replies in (1, 4, 16, 64)]
+    found = [parallel(rounds_of("chat"), SHARED_CURVE, replies) for replies in REPLIES]
     lengths = [one.verified_length for one in found]
     assert lengths == sorted(lengths, reverse=True)
     assert lengths[0] > 3.0

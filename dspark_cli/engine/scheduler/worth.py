@@ -10,11 +10,13 @@ from dspark_cli.engine.scheduler.price import Step
 MEMORY = 48.0  # drafted rounds over which their value is averaged
 PROBE_MEMORY = 24.0  # the same while rounds are plain and probes alone tell of it, and after a reply
 PRIOR_VALUE, PRIOR_VARIANCE, PRIOR_ROUNDS = 0.5, 0.25, 2.0
+MOST_VALUE, MOST_SQUARE = 0.5, 1.5  # bounds of the two averages, so that a text that was good is given up soon
 DOUBT = 1.5  # standard errors by which drafting must fall short before it is given up
 FIRST_WAIT, LONGEST_WAIT = 16, 64  # plain rounds between two probes
 LASTING = 32  # drafted rounds in a row after which giving up begins with the first wait again
 STAKE = 3.0  # plain steps that a reply may lose before it has gained any
-MOST_GAINED = 16.0  # gains beyond this are not put at stake again
+MOST_GAINED = 48.0  # gains beyond this are not put at stake again
+LEAST_STAKE = 1.0  # a stake that was lost is saved up to this before any of it is risked
 REFILL = 0.012  # plain steps that each plain step's time adds
 
 
@@ -40,6 +42,7 @@ class Worth:
     stake: float = STAKE
     drafted: int = 0
     in_a_row: int = 0
+    saving: bool = False
 
     def begin_reply(self) -> None:
         """What earlier replies gained is not put at stake in this one; what they lost is not given back."""
@@ -48,7 +51,8 @@ class Worth:
 
     def begin(self, step: Step, label_every: int) -> str:
         """``bypass``, ``probe``, ``labels``, or nothing for a round as usual."""
-        if not self.most_rows(step):
+        self.saving = not self.most_rows(step) or (self.saving and self.stake < LEAST_STAKE)
+        if self.saving:
             return "bypass"
         if self.bypassing:
             return "probe" if self.rested >= self.wait else "bypass"
@@ -74,8 +78,8 @@ class Worth:
         value = accepted - step.price * (cost_ms - step.plain_ms)
         self.rounds = min(self.rounds + 1.0, PROBE_MEMORY if self.bypassing else MEMORY)
         off = value - self.value
-        self.value += off / self.rounds
-        self.variance += (off * off - self.variance) / self.rounds
+        self.value = min(self.value + off / self.rounds, MOST_VALUE)
+        self.variance += (min(off * off, MOST_SQUARE) - self.variance) / self.rounds
         self.in_a_row += 1
         self.rested = self.wait if value > 0.0 else 0  # a good probe calls for another at once
         if self.value + DOUBT * sqrt(self.variance / self.rounds) > 0.0:

@@ -182,6 +182,20 @@ def test_gains_are_put_at_stake_only_within_a_reply() -> None:
     assert worth.stake == 0.5, "many short replies must not lose a stake each"
 
 
+def test_a_lost_stake_is_saved_up_before_any_of_it_is_risked() -> None:
+    curve = SpsCurve.flat((10, 11, 12, 13, 14, 15), 0.1)  # the draft and a row: .11 plain steps
+    step = prices(curve, 0.1, BLOCK)
+    worth = Worth(stake=0.1)
+    said = []
+    for _ in range(100):
+        said.append(worth.begin(step, 0))
+        worth.rest(step)
+    assert said.index("") == round(0.9 / REFILL)
+    assert worth.begin(step, 0) == ""
+    worth.stake = 0.5
+    assert worth.begin(step, 0) == "", "only a stake that was lost is saved up"
+
+
 def reasons(schedule: Auto, rounds: int, row: list[float], accepted: int) -> list[str]:
     said = []
     for _ in range(rounds):
@@ -210,11 +224,9 @@ def test_a_confident_head_that_is_never_right_is_bypassed_and_probed_more_and_mo
 
 def test_drafting_comes_back_when_it_pays_again() -> None:
     schedule = Auto(SLOPE, BLOCK)
-    reasons(schedule, 200, [0.97] * BLOCK, 0)
+    assert reasons(schedule, 200, [0.97] * BLOCK, 0).count("bypass") > 150
     said = reasons(schedule, 500, [0.97] * BLOCK, BLOCK)
-    assert said[0] == "bypass"
-    assert said[-1] == "whole-block"
-    assert said.count("bypass") < 200
+    assert set(said[-200:]) == {"whole-block"}
 
 
 def test_a_text_that_stops_to_stand_is_given_up() -> None:
