@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
-from dspark_cli import slash_commands
+from dspark_cli import interruption, slash_commands
 from dspark_cli.console import Console
 from dspark_cli.conversation import Conversation
 from dspark_cli.errors import DsparkError
@@ -70,6 +70,7 @@ class Repl:
                 self._console.tell("")
                 return
             except KeyboardInterrupt:
+                interruption.forget()
                 self._console.tell("")
                 self._console.say("Ctrl-D or /exit leaves the chat.")
                 continue
@@ -91,6 +92,7 @@ class Repl:
         except BrokenPipeError:
             raise
         except KeyboardInterrupt:
+            interruption.forget()
             self._console.tell("")
         except DsparkError as error:
             self._tell_error(str(error))

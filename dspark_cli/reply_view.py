@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from types import FrameType
 from typing import TYPE_CHECKING, Protocol
 
+from dspark_cli import interruption
 from dspark_cli.console import Console
 from dspark_cli.events import End, Event, Note, Prefill, Text, to_json
 from dspark_cli.trace import RunSummary
@@ -67,6 +68,7 @@ class ReplyView:
         with stopping_on_interrupt(cancel) as interrupts:
             try:
                 for event in events:
+                    interruption.check()
                     self.reply.summary.fold(event)
                     if isinstance(event, End):
                         self.reply.ended = event.reason

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from dspark_cli import interruption
 from dspark_cli.catalog import hub, lookup
 from dspark_cli.console import Console
 from dspark_cli.errors import UsageError
@@ -29,6 +30,7 @@ def open_engine(settings: Settings, console: Console) -> tuple[Engine, lookup.Pa
     from dspark_cli.engine.engine import Engine, EngineOptions
     from dspark_cli.engine.scheduler.policy import parse_schedule
 
+    interruption.check()
     engine = Engine.open(
         EngineOptions(
             model=pair.model,
@@ -43,6 +45,7 @@ def open_engine(settings: Settings, console: Console) -> tuple[Engine, lookup.Pa
         ),
         console.say,
     )
+    interruption.check()
     if settings.schedule is not None:
         parse_schedule(settings.schedule, has_confidence=engine.has_confidence if pair.drafter is not None else None)
     if settings.think and not engine.supports_thinking:

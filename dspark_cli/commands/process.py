@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import os
 import re
-import signal
 import sys
 import traceback
 from collections.abc import Callable, MutableMapping
-from types import FrameType
 
 import typer
 
+from dspark_cli import interruption
 from dspark_cli.console import Console
 from dspark_cli.errors import (
     EXIT_BROKEN_PIPE,
     EXIT_ERROR,
     EXIT_INTERRUPTED,
-    EXIT_TERMINATED,
     EXIT_USAGE,
     DsparkError,
 )
@@ -33,16 +31,12 @@ _ParserUsageError: type[Exception] = typer.BadParameter.__mro__[1]
 _SPINS = "10000"
 
 
-class Terminated(BaseException):
-    """SIGTERM came: what is open is closed on the way out, so that the terminal is left as it was."""
-
-
 def run_program(arguments: list[str]) -> int:
     """Run ``dspark`` with ``arguments``; returns the exit code. Errors are told on standard error."""
     out_closed = _fill_closed_descriptors()
     console = Console.standard()
     share_cores(os.environ)
-    signal.signal(signal.SIGTERM, _terminate)
+    interruption.install()
     if out_closed:
         console.error("standard output is closed: send it to a file or to /dev/null")
         return EXIT_ERROR
@@ -65,20 +59,26 @@ def wants_debug(arguments: list[str]) -> bool:
 
 
 def guarded(work: Callable[[], int], console: Console, *, debug: bool) -> int:
-    """The exit code of ``work``; whatever it raises becomes a sentence and a code."""
+    """The exit code of ``work``; whatever it raises becomes a sentence and a code.
+
+    Work that was told to end never counts as done, also where it went on to its own end.
+    """
     try:
-        return work()
-    except Terminated:
-        return EXIT_TERMINATED
+        return work() or interruption.exit_code()
+    except interruption.Terminated:
+        return interruption.exit_code()
     except KeyboardInterrupt:
         console.fresh_line()
-        return EXIT_INTERRUPTED
+        return interruption.exit_code() or EXIT_INTERRUPTED
     except BrokenPipeError:
         return EXIT_BROKEN_PIPE
     except SystemExit as stop:
         return stop.code if isinstance(stop.code, int) else EXIT_ERROR
     except Exception as error:
         console.fresh_line()
+        # A library may turn a Ctrl-C in its middle into an error of its own.
+        if not debug and interruption.exit_code():
+            return interruption.exit_code()
         if debug:
             console.tell(traceback.format_exc().rstrip())
         sentence, code = _explained(error, debug)
@@ -117,10 +117,6 @@ def _invoke(arguments: list[str], console: Console) -> int:
         return stop.exit_code
     console.flush()
     return 0
-
-
-def _terminate(number: int, frame: FrameType | None) -> None:
-    raise Terminated
 
 
 def _fill_closed_descriptors() -> bool:
