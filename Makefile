@@ -45,6 +45,7 @@ bench: $(VENV)/ready-to-test  ## plain against speculative decoding on this mach
 docs: $(VENV)/ready-to-test  ## write the pages and the example file that are made from the program
 	$(PY) -m dspark_cli.commands.document
 	$(PY) -m tests.test_guides
+	$(PY) docs/costs/write.py
 
 clean:  ## remove caches and build outputs
 	rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -6,6 +6,7 @@ Run as a program (``make docs``) it writes docs/modules.md.
 from __future__ import annotations
 
 import ast
+import importlib.util
 import re
 from pathlib import Path
 from typing import get_args
@@ -82,6 +83,16 @@ def test_the_design_page_shows_the_layers() -> None:
 
 def test_the_module_page_is_up_to_date() -> None:
     assert MODULE_PAGE.read_text(encoding="utf-8") == module_page(), "write it anew with make docs"
+
+
+def test_the_costs_are_those_that_were_measured() -> None:
+    spec = importlib.util.spec_from_file_location("write_costs", ROOT / "docs" / "costs" / "write.py")
+    assert spec is not None
+    assert spec.loader is not None
+    writer = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(writer)
+    assert writer.readme() == README, "write it anew with make docs"
+    assert "×" in writer.block()
 
 
 def module_page() -> str:
