@@ -223,6 +223,15 @@ def test_arithmetic_of_a_fixed_length() -> None:
     assert fixed(7, replace(rounds, drafted=np.array([0, 1, 2])), curve).verified == 3
 
 
+def test_arithmetic_of_many_replies() -> None:
+    shown = np.full((4, 7), 0.99)
+    rounds = Rounds("four", shown, np.full(4, 7), np.full(4, 7), np.zeros(4, np.bool_))
+    curve = SpsCurve.flat([10.0 + row / 100 for row in range(16)], 1.0)
+    found = parallel(rounds, curve, 2)
+    assert found.verified_length == 7.0
+    assert found.speed == pytest.approx(2 * 16 / (2 * (1.0 + 10.15)) * 10.01 / 2)
+
+
 @pytest.mark.parametrize("strategy", [auto, paper])
 def test_no_strategy_knows_what_stands(strategy: Callable[[Rounds, SpsCurve], object]) -> None:
     """With everything standing instead of nothing, the first round is planned alike."""

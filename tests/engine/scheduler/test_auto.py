@@ -76,6 +76,25 @@ def test_many_replies_fill_a_stair_that_none_would_pay_alone() -> None:
     assert admit_many([[0.5], [0.1], [0.2], [0.1]], step, outlook, 4) == [0, 0, 0, 0]
 
 
+def test_what_a_rejection_costs_counts() -> None:
+    free, dear = SpsCurve.flat((10, 14), 0.0), SpsCurve.flat((10, 14), 0.0, cut_back_ms=3.0)
+    lengths = []
+    for curve in (free, dear):
+        step = prices(curve, 0.1, 1)  # the row costs .4, the rejection .3 where it comes
+        lengths += [admit([0.5], step, Outlook.new(1), 1), admit_known([0.5], step, 1)]
+        lengths += admit_many([[0.5]], step, Outlook.new(1), 1)
+    assert lengths == [1, 1, 1, 0, 0, 0]
+
+
+def test_foresight_that_fell_short_is_made_anew() -> None:
+    """Two stairs that the average of what is behind the frontier would pay, and what really is there does not."""
+    step = prices(SpsCurve.flat((1, 10, 16, 17, 23, 24), 0.0), 0.1, 4, replies=2)
+    outlook = Outlook.new(2)
+    outlook.mean = outlook.so_far = [0.5, 0.9]
+    assert admit_many([[0.5, 0.9]] * 2, step, outlook, 4) == [2, 2]
+    assert admit_many([[0.5, 0.1]] * 2, step, outlook, 4) == [1, 1]
+
+
 @given(st.floats(0.01, 0.2), st.lists(ROW, min_size=2, max_size=4), st.integers(0, 9))
 def test_where_each_row_costs_the_same_each_slot_worth_it_goes_in(
     price: float, rows: list[list[float]], budget: int
