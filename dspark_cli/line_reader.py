@@ -5,12 +5,12 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import select
 import sys
-import termios
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+
+from dspark_cli.type_ahead import TypeAhead, arrived
 
 try:
     import readline
@@ -20,7 +20,6 @@ except ImportError:  # some Pythons are built without it: no editing and no hist
 PROMPT, MORE = "> ", ". "
 HISTORY_KEPT = 1000
 _END_OF_INPUT = "\x04"  # Ctrl-D within input that was sent ahead
-_QUIET_S = 0.03  # a paste arrives without such a pause, a person never types without one
 
 
 class LineReader:
@@ -28,7 +27,6 @@ class LineReader:
 
     Args:
         history: file of earlier messages, one JSON string a line; it is made when needed.
-        is_command: whether a line is a command, which stands for itself within lines that were sent ahead.
         completions: words that Tab completes at the start of a line.
         show: writes a piece of text where the user sees it, for prompts that readline does not write.
     """
@@ -36,15 +34,15 @@ class LineReader:
     def __init__(
         self,
         history: Path,
-        is_command: Callable[[str], bool],
         completions: Iterable[str],
         show: Callable[[str], None],
     ) -> None:
         self._history = history
-        self._is_command = is_command
         self._completions = sorted(completions)
         self._show = show
         self._waiting: deque[str] = deque()
+        self._begun = ""
+        self._ahead: TypeAhead | None = None
         self._ended = False
         # Readline writes its prompt to standard output, which must hold answers only where it is a file.
         self._edits = readline is not None and sys.stdout.isatty()
@@ -59,18 +57,39 @@ class LineReader:
             KeyboardInterrupt: Ctrl-C.
             UnicodeDecodeError: the line is not text in the terminal's encoding.
         """
-        if not self._waiting and self._ended:
+        if self._waiting:
+            message = self._waiting.popleft()
+            self._show(PROMPT + message.replace("\n", "\n" + MORE) + "\n")
+        elif self._ended:
             raise EOFError
-        if not self._waiting:
-            self._waiting.extend(self._messages(self._whole_message()))
-        message = self._waiting.popleft()
+        else:
+            start, self._begun = self._begun, ""
+            message = self._whole_message(start)
         self._remember(message)
         return message
 
-    def _whole_message(self) -> str:
+    @contextlib.contextmanager
+    def busy(self) -> Iterator[None]:
+        """Within the block what is typed is not shown; it comes from :meth:`read` later."""
+        told = self._edits and sys.stderr.isatty() and os.environ.get("TERM", "") not in ("", "dumb")
+        ahead = TypeAhead(self._show if told else None)
+        ahead.begun = self._begun
+        self._ahead = ahead
+        with ahead:
+            yield
+        self._ahead = None
+        self._waiting.extend(ahead.messages)
+        self._begun, self._ended = ahead.begun, self._ended or ahead.ended
+
+    def poll(self) -> None:
+        """Look for what was typed within :meth:`busy`; the more often, the better lines are told from pastes."""
+        if self._ahead is not None:
+            self._ahead.poll()
+
+    def _whole_message(self, start: str) -> str:
         """What was typed or pasted up to an Enter after which nothing more was waiting."""
-        text = self._line(PROMPT)
-        while pending := _arrived():
+        text = self._line(PROMPT, start)
+        while pending := arrived():
             pending, end, _ = pending.partition(_END_OF_INPUT)
             self._ended = bool(end)
             complete, _, rest = f"\n{pending}".rpartition("\n")
@@ -83,17 +102,7 @@ class LineReader:
                 text += "\n" + self._line(MORE, rest)
         return text
 
-    def _messages(self, text: str) -> list[str]:
-        """``text`` as one message, but each command in lines that were sent ahead by itself."""
-        messages: list[list[str]] = [[]]
-        for line in text.split("\n"):
-            if self._is_command(line):
-                messages += [[line], []]
-            else:
-                messages[-1].append(line)
-        return ["\n".join(lines) for lines in messages if lines] or [""]
-
-    def _line(self, prompt: str, start: str = "") -> str:
+    def _line(self, prompt: str, start: str) -> str:
         if self._edits:
             readline.set_startup_hook(lambda: readline.insert_text(start))
             return input(prompt)
@@ -127,17 +136,3 @@ class LineReader:
             handle = os.open(self._history, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
             with open(handle, "a", encoding="utf-8") as file:
                 file.write(json.dumps(message) + "\n")
-
-
-def _arrived() -> str:
-    """What has reached the terminal (standard input) by now and keeps coming without a pause, also without an Enter."""
-    before = termios.tcgetattr(0)
-    raw = [*before[:3], before[3] & ~(termios.ICANON | termios.ECHO), *before[4:]]
-    parts = []
-    try:
-        termios.tcsetattr(0, termios.TCSANOW, raw)
-        while select.select([0], [], [], _QUIET_S)[0] and (part := os.read(0, 65536)):
-            parts.append(part)
-    finally:
-        termios.tcsetattr(0, termios.TCSANOW, before)
-    return b"".join(parts).decode("utf-8", errors="replace").replace("\r\n", "\n").replace("\r", "\n")

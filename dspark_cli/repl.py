@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
@@ -11,6 +12,7 @@ from dspark_cli import interruption, slash_commands
 from dspark_cli.console import Console
 from dspark_cli.conversation import Conversation
 from dspark_cli.errors import DsparkError
+from dspark_cli.events import Event
 from dspark_cli.reply_view import Reply, ReplySettings, Splitter, TextView, ending_in_words, events_of
 from dspark_cli.slash_commands import Command
 
@@ -19,9 +21,17 @@ if TYPE_CHECKING:
 
 
 class MessageSource(Protocol):
-    """Where messages come from; raises EOFError at the end and KeyboardInterrupt on Ctrl-C."""
+    """Where messages come from.
+
+    ``read`` raises EOFError at the end and KeyboardInterrupt on Ctrl-C. A line is acted on within ``busy``, with
+    ``poll`` called now and then.
+    """
 
     def read(self) -> str: ...
+
+    def busy(self) -> AbstractContextManager[None]: ...
+
+    def poll(self) -> None: ...
 
 
 class Repl:
@@ -77,7 +87,9 @@ class Repl:
             except UnicodeDecodeError:
                 self._console.error("that line was not valid text in the terminal's encoding and was not sent")
                 continue
-            if not self._take(line):
+            with self._source.busy():
+                stays = self._take(line)
+            if not stays:
                 return
 
     def _take(self, line: str) -> bool:
@@ -158,9 +170,14 @@ class Repl:
             seed = (settings.sampling.seed + self._replies) % 2**63
             self._replies += 1
             varied = replace(settings, sampling=replace(settings.sampling, seed=seed))
-            view.show(events_of(self._engine, prompt, varied), self._engine.cancel)
+            view.show(self._polling(events_of(self._engine, prompt, varied)), self._engine.cancel)
         finally:
             self._keep(view.reply if view else Reply())
+
+    def _polling(self, events: Iterator[Event]) -> Iterator[Event]:
+        for event in events:
+            self._source.poll()
+            yield event
 
     def _keep(self, reply: Reply) -> None:
         if reply.answer or reply.reasoning:

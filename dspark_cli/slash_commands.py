@@ -28,7 +28,7 @@ COMMANDS = (
 ALIASES = {"/quit": "/exit", "/bye": "/exit", "/?": "/help", "/clear": "/reset"}
 NAMES = (*(command.name for command in COMMANDS), *ALIASES)
 
-_SHAPE = re.compile(r"(/[a-z?]+)(?:\s+(.*))?", re.DOTALL | re.IGNORECASE)
+_SHAPE = re.compile(r"(/[\w?-]+|/(?=\s*\Z))(?:\s+(.*))?", re.ASCII)
 
 
 @dataclass(frozen=True)
@@ -39,22 +39,21 @@ class Command:
     argument: str = ""
 
 
-def is_command(line: str) -> bool:
-    """Whether ``line`` is one of the commands (and not merely something that begins with a slash)."""
-    return isinstance(_shaped(line), Command)
-
-
 def read(line: str) -> Command | str:
     """The command that ``line`` gives, or the message that it is (two slashes at its start stand for one).
+
+    What has several lines was pasted, and is a message as it stands.
 
     Raises:
         UsageError: it looks like a command and is none.
     """
+    if _has_lines(line):
+        return line
     if line.startswith("//"):
         return line[1:]
     found = _shaped(line)
     if isinstance(found, str):
-        near = nearest(found, NAMES)
+        near = nearest(found, NAMES) if found != "/" else ""
         hint = f"did you mean {near}?" if near else "/help shows the commands"
         raise UsageError(f"there is no command {found}", f"{hint} (a message that begins with a slash needs two)")
     return found if found is not None else line
@@ -63,7 +62,7 @@ def read(line: str) -> Command | str:
 def _shaped(line: str) -> Command | str | None:
     """A known command, the name of an unknown one, or None for a message."""
     match = _SHAPE.fullmatch(line.strip())
-    if match is None or line.startswith("//"):
+    if match is None or line.startswith("//") or _has_lines(line):
         return None
     name = ALIASES.get(match[1].lower(), match[1].lower())
     if name not in NAMES:
@@ -72,6 +71,10 @@ def _shaped(line: str) -> Command | str | None:
     takes_argument = any(command.name == name and command.argument for command in COMMANDS)
     # A command with words after it that it does not take was not meant as one: "/exit is what I type to leave".
     return Command(name, argument) if takes_argument or not argument else None
+
+
+def _has_lines(text: str) -> bool:
+    return "\n" in text.strip()
 
 
 def help_text() -> str:

@@ -36,7 +36,7 @@ class Layer:
 
 
 LAYERS = (
-    Layer("words", ("errors", "events", "paths", "conversation", "interruption")),
+    Layer("words", ("errors", "events", "paths", "conversation", "interruption", "type_ahead")),
     Layer(
         "records",
         ("trace", "settings", "console", "line_reader", "slash_commands", "catalog"),

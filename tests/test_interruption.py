@@ -51,7 +51,7 @@ end(work)
 """
     with started(program) as process:
         process.send_signal(number)  # ends the first dropping(), and is dropped itself
-        out, err = process.communicate(timeout=20)
+        _, err = process.communicate(timeout=20)
     assert (process.returncode, err) == (code, b"")
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dspark_cli import paths, slash_commands
+from dspark_cli import paths, slash_commands, type_ahead
 from dspark_cli.catalog.lookup import Pair
 from dspark_cli.commands import shared_options, standard_input
 from dspark_cli.commands.opening import open_engine
@@ -49,9 +49,12 @@ def chat(
             raise typer.Exit(EXIT_INTERRUPTED)
         return
     engine, pair = open_engine(merged.settings, console)
-    with closing(engine):
-        console.say(_greeting(pair))
-        _repl(engine, merged, console, stats).run()
+    try:
+        with closing(engine):
+            console.say(_greeting(pair))
+            _repl(engine, merged, console, stats).run()
+    finally:
+        type_ahead.discard()
 
 
 def _repl(engine: Engine, merged: Merged, console: Console, stats: bool) -> Repl:
@@ -59,9 +62,7 @@ def _repl(engine: Engine, merged: Merged, console: Console, stats: bool) -> Repl
     from dspark_cli.line_reader import LineReader
     from dspark_cli.repl import Repl
 
-    reader = LineReader(
-        paths.state_dir() / "history", slash_commands.is_command, slash_commands.NAMES, console.type_out
-    )
+    reader = LineReader(paths.state_dir() / "history", slash_commands.NAMES, console.type_out)
     return Repl(
         engine,
         reply_settings(merged.settings, engine.default_sampling),

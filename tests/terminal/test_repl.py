@@ -98,11 +98,94 @@ def test_a_paste_whose_last_line_is_open_waits_for_enter(chat: Chat) -> None:
     chat.asked()
 
 
-def test_commands_sent_ahead_stand_for_themselves(chat: Chat) -> None:
-    chat.say("hello\n/stats\n/exit\n")
-    chat.until('"content": "hello"}]')
+@pytest.mark.parametrize("end", ["\n", "\n/exit\n"])
+def test_a_command_within_a_paste_is_text(chat: Chat, end: str) -> None:
+    chat.say("Help of a chat:\n/help\nShows lines" + end)
+    chat.until(r'"content": "Help of a chat:\n/help\nShows lines' + (r"\n/exit" if "/exit" in end else "") + '"}]')
+    chat.asked()
+    chat.say("\x1b[200~/exit\rFrom me\x1b[201~")
+    time.sleep(0.1)
+    chat.say("\r")
+    chat.until(r'"content": "/exit\nFrom me"}]')
+    chat.asked()
+
+
+def test_a_pasted_command_by_itself_is_one(chat: Chat) -> None:
+    chat.say("\x1b[200~/exit\r\x1b[201~")
+    time.sleep(0.1)
+    chat.say("\r")
+    assert chat.end() == 0
+
+
+def test_what_is_typed_during_a_reply_waits_unseen_for_the_next_prompt(chat: Chat) -> None:
+    chat.say("slow\n")
+    chat.until("word3")
+    for key in "tyg":
+        chat.say(key)
+        time.sleep(0.05)
+    chat.say("\x7fped\n")
+    time.sleep(0.1)
+    chat.say("\x1b[200~pasted\r/exit\r\x1b[201~")
+    time.sleep(0.1)
+    chat.say("\n")
+    time.sleep(0.1)
+    chat.say("open")
+    time.sleep(0.2)
+    chat.terminal.sendintr()
+    reply = chat.until("(stopped)")
+    assert re.fullmatch(r"\s*(word\d+\s+)+", re.sub(r"\r\n", "", reply)), "nothing typed is in the reply"
+    chat.until("> typed")
+    chat.until('"content": "typed"}]')
+    chat.until("> pasted")
+    chat.until(r'"content": "pasted\n/exit\n"}]')
+    chat.until("> open")
+    time.sleep(0.1)
+    chat.say(" line\n")
+    chat.until('"content": "open line"}]')
+    chat.asked()
+
+
+def test_several_lines_at_once_during_a_reply_are_one_message(chat: Chat) -> None:
+    chat.say("slow\n")
+    chat.until("word3")
+    chat.say("one\n/exit\nthree\n")
+    time.sleep(0.2)
+    chat.terminal.sendintr()
+    chat.until(r'"content": "one\n/exit\nthree"}]')
+    chat.asked()
+
+
+def test_leaving_by_commands_that_were_typed_ahead(chat: Chat) -> None:
+    chat.say("slow\n")
+    chat.until("word3")
+    chat.say("/stats\n")
+    time.sleep(0.15)
+    chat.say("/exit\n")
+    time.sleep(0.15)
+    chat.terminal.sendintr()
     chat.until("tokens/s")
     assert chat.end() == 0
+
+
+def test_nothing_typed_reaches_the_shell(tmp_path: Path) -> None:
+    line = 'exec 3>&1; "$@"; read -t 1 -r rest; echo "left: <$rest>"'
+    terminal = pexpect.spawn(
+        "bash", ["-c", line, "bash", *PROGRAM, "chat"], cwd=str(ROOT), encoding="utf-8", timeout=20,
+        env={**os.environ, "TERM": "xterm"},
+    )  # fmt: skip
+    terminal.expect_exact(PROMPT)
+    time.sleep(0.1)
+    terminal.send("slow\n")
+    terminal.expect_exact("word3")
+    terminal.send("/exit\n")
+    time.sleep(0.15)
+    terminal.send("\x1b[200~rm -r x\r\x1b[201~\n")
+    time.sleep(0.15)
+    terminal.send("half a line")
+    time.sleep(0.15)
+    terminal.sendintr()
+    terminal.expect_exact("left: <>")
+    terminal.close(force=True)
 
 
 def test_ctrl_c_stops_the_reply_and_keeps_what_came(chat: Chat) -> None:
