@@ -247,6 +247,16 @@ def test_a_certain_draft_gains_on_the_cliff() -> None:
     assert whole > auto(rounds, CURVES["cliff"]).speed
 
 
+@pytest.mark.parametrize("curve", CURVES.values(), ids=CURVES)
+def test_without_confidences_it_still_learns_what_pays(curve: SpsCurve) -> None:
+    """Copied text that nearly always stands, and text that never does, judged by how often slots stood alone."""
+    base = replace(rounds_of("code"), headless=True, certain=True).part(0, 400)
+    copied = replace(base, standing=np.where(np.arange(400) % 20 == 0, 0, 7))
+    assert best_fixed(copied, curve).speed / auto(copied, curve).speed < 1.06
+    nothing = replace(base, standing=np.zeros(400, np.int64))
+    assert auto(nothing, curve).speed > 1 / 1.025
+
+
 def test_more_replies_verify_less_of_each() -> None:
     """On a machine that reads rows for nothing up to some number, the verified length falls as replies grow."""
     found = [parallel(rounds_of("chat"), SHARED_CURVE, replies) for replies in REPLIES]

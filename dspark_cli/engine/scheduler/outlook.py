@@ -11,6 +11,8 @@ from dspark_cli.engine.contracts import Draft
 MEMORY = 256.0  # drafted rounds over which confidences are averaged
 PRIOR_ROUNDS = 4.0
 PRIOR_MEAN, PRIOR_VARIANCE, PRIOR_COVARIANCE = 0.7, 0.04, 0.02
+HOPED, HOPED_ROUNDS = 0.9, 4.0  # of slots that were never judged: what is not tried is never learnt
+STOOD_MEMORY = 64.0  # judged slots over which it is averaged how often one stands
 TRUST_MEMORY = 48.0  # drafted rounds over which claims are held against what stood
 DOUBT = 1.0  # standard deviations that a head may miss by before it is believed less
 FADING = 0.8
@@ -46,8 +48,8 @@ class Outlook:
             [PRIOR_MEAN] * block_size,
             [PRIOR_VARIANCE] * block_size,
             [PRIOR_COVARIANCE] * block_size,
-            [PRIOR_MEAN] * block_size,
-            [PRIOR_ROUNDS] * block_size,
+            [HOPED] * block_size,
+            [HOPED_ROUNDS] * block_size,
         )
 
     def confidence(self, draft: Draft) -> Sequence[float]:
@@ -69,6 +71,7 @@ class Outlook:
         self.claimed *= FADING
         self.right *= FADING
         self.spread *= FADING
+        self.stood = [HOPED + FADING * (rate - HOPED) for rate in self.stood]
         self._weigh()
 
     def observe(self, shown: Sequence[float], verified: int, accepted: int) -> None:
@@ -85,7 +88,7 @@ class Outlook:
             confidence = shown[slot]
             self.claimed += confidence
             self.spread += confidence * (1.0 - confidence)
-            self.judged[slot] = count = min(self.judged[slot] + 1.0, MEMORY)
+            self.judged[slot] = count = min(self.judged[slot] + 1.0, STOOD_MEMORY)
             self.stood[slot] += ((slot < accepted) - self.stood[slot]) / count
         self._weigh()
 
