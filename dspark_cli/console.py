@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import sys
+import textwrap
 from collections.abc import Mapping
 from typing import TextIO
 
@@ -71,7 +72,7 @@ class Console:
 
     def say(self, line: str) -> None:
         """A remark on its own line."""
-        self._own_line(line, _DIM)
+        self._own_line(self._wrapped(line), _DIM)
 
     def tell(self, line: str) -> None:
         """Something the user asked to see, on its own line of standard error."""
@@ -83,9 +84,9 @@ class Console:
 
     def error(self, sentence: str) -> None:
         """What went wrong, on its own line, after the name of the program."""
-        name = f"{_RED}dspark:{_PLAIN}" if self._colour else "dspark:"
         stop = "" if sentence.endswith((".", "?", "!")) else "."
-        self._own_line(f"{name} {sentence}{stop}", "")
+        line = self._wrapped(f"dspark: {sentence}{stop}")
+        self._own_line(line.replace("dspark:", f"{_RED}dspark:{_PLAIN}", 1) if self._colour else line, "")
 
     def passing(self, words: str) -> None:
         """A line that the next one replaces; nothing where lines cannot be rewritten."""
@@ -110,6 +111,19 @@ class Console:
         self._clear_passing()
         self._write_out("")
         self._raw_err("")
+
+    def _wrapped(self, text: str) -> str:
+        """``text`` broken between words where the terminal's edge would break it within one."""
+        if not self.err_is_terminal:
+            return text
+        try:
+            width = os.get_terminal_size(self._err.fileno()).columns
+        except (OSError, ValueError):
+            return text
+        lines = (
+            textwrap.wrap(line, width, break_long_words=False, break_on_hyphens=False) for line in text.split("\n")
+        )
+        return "\n".join("\n".join(line) for line in lines) if width > 0 else text
 
     def _own_line(self, line: str, style: str) -> None:
         self.fresh_line()

@@ -1,7 +1,11 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import io
+import os
+import struct
+import termios
 
 import pytest
 
@@ -108,3 +112,19 @@ def test_unreadable_remarks_do_not_cost_the_answer() -> None:
     console.say("another")
     console.answer("answer")
     assert out.getvalue() == "answer"
+
+
+def test_remarks_and_errors_break_between_words_at_the_edge_of_a_terminal() -> None:
+    other_end, terminal = os.openpty()
+    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 20, 20, 0, 0))
+    with open(terminal, "w", encoding="utf-8") as screen, open(other_end, "rb", buffering=0) as seen:
+        console = Console(io.StringIO(), screen, {"TERM": "dumb"})
+        console.say("a remark that is longer than the terminal")
+        console.error("/a/very-long-path/to/somewhere is not there")
+        written = b""
+        while b"there.\r\n" not in written:  # a write at a time may be read
+            written += seen.read(1000)
+        assert written.decode().split("\r\n") == [
+            "a remark that is", "longer than the", "terminal",
+            "dspark:", "/a/very-long-path/to/somewhere", "is not there.", "",
+        ]  # fmt: skip
