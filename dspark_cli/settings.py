@@ -75,14 +75,16 @@ class Settings:
         None,
         Spec(
             "The model to talk to: a folder, a .gguf file, a catalogue name, or an owner/repo of the Hugging Face hub.",
-            MODEL, "text", "MODEL", "the demo model, smollm2-135m", example="qwen3-4b",
+            MODEL, "text", "MODEL", "the demo model, smollm2-135m", pattern=r"(?s)(?!\s*\Z).+",
+            words="a folder, a .gguf file, a catalogue name or an owner/repo", example="qwen3-4b",
         ),
     )  # fmt: skip
     drafter: str | None = _setting(
         None,
         Spec(
             "The drafter: a folder, a name, 'ngram' for prompt lookup, or 'none' for plain decoding.",
-            MODEL, "text", "DRAFTER", "the catalogue's for this model if it is on disk, else ngram", example="ngram",
+            MODEL, "text", "DRAFTER", "the catalogue's for this model if it is on disk, else ngram",
+            pattern=r"(?s)(?!\s*\Z).+", words="a folder, a name, ngram or none", example="ngram",
         ),
     )  # fmt: skip
     temperature: float | None = _setting(
@@ -170,7 +172,7 @@ class Settings:
     )  # fmt: skip
     context_length: int | None = _setting(
         None,
-        Spec("The most tokens of prompt and reply together.", REPLY, "count", "N", "the model's own", 16,
+        Spec("The most tokens of prompt and reply together.", REPLY, "count", "N", "the model's own", 2,
              example=4096),
     )  # fmt: skip
     schedule: str | None = _setting(
@@ -206,6 +208,8 @@ class Settings:
         ),
     )  # fmt: skip
 
+
+_OTHER_VARIABLES = ("DSPARK_DEBUG", "DSPARK_GOLDEN")  # tracebacks; the folder of the tests' reference data
 
 DEFAULTS = Settings()
 SPECS: Mapping[str, Spec] = {f.name: f.metadata["spec"] for f in dataclasses.fields(Settings)}
@@ -309,6 +313,17 @@ def merge(flags: Mapping[str, Value], environment: Mapping[str, str], file: Path
         if (given := flags.get(name)) is not None:
             values[name], sources[name] = given, flag(name)
     return Merged(dataclasses.replace(DEFAULTS, **values), sources)  # type: ignore[arg-type]
+
+
+def unknown_variables(environment: Mapping[str, str]) -> list[str]:
+    """A sentence for each variable that begins as ours do and is none, as that is a slip of the pen."""
+    known = [*map(variable, SPECS), *_OTHER_VARIABLES]
+    sentences = []
+    for name in sorted(name for name in environment if name.startswith("DSPARK_") and name not in known):
+        near = nearest(name.removeprefix("DSPARK_"), [one.removeprefix("DSPARK_").lower() for one in known])
+        way_out = f"did you mean {variable(near)}?" if near else "dspark config example shows all variables"
+        sentences.append(f"note: {name} is no setting: {way_out}")
+    return sentences
 
 
 def read_file(file: Path) -> dict[str, Value]:

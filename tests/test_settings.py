@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dspark_cli.errors import UsageError
-from dspark_cli.settings import DEFAULTS, SPECS, check, flag, merge, parse, read_file, variable
+from dspark_cli.settings import DEFAULTS, SPECS, check, flag, merge, parse, read_file, unknown_variables, variable
 
 
 @pytest.fixture
@@ -89,6 +89,24 @@ def test_a_file_that_is_no_text_or_a_folder_is_told(file: Path) -> None:
 def test_a_wrong_variable_is_named(file: Path) -> None:
     with pytest.raises(UsageError, match="DSPARK_TOP_P must be"):
         merge({}, {"DSPARK_TOP_P": "2"}, file)
+
+
+def test_a_variable_that_is_no_setting_is_told_with_the_nearest() -> None:
+    ours = dict.fromkeys([*map(variable, SPECS), "DSPARK_DEBUG", "DSPARK_GOLDEN", "_DSPARK_COMPLETE", "PATH"], "1")
+    assert unknown_variables(ours) == []
+    slips = unknown_variables({**ours, "DSPARK_ZZZZ": "1", "DSPARK_TEMPRATURE": "1"})
+    assert slips == [
+        "note: DSPARK_TEMPRATURE is no setting: did you mean DSPARK_TEMPERATURE?",
+        "note: DSPARK_ZZZZ is no setting: dspark config example shows all variables",
+    ]
+
+
+@pytest.mark.parametrize("name", ["model", "drafter"])
+@pytest.mark.parametrize("text", ["", "  ", "\n"])
+def test_an_empty_name_is_no_name(name: str, text: str) -> None:
+    with pytest.raises(UsageError, match=f"{flag(name)} must be a folder"):
+        parse(name, text, flag(name))
+    assert parse(name, "a b/c\nd", flag(name)) == "a b/c\nd"
 
 
 @pytest.mark.parametrize("text", ["off", "fixed:0", "fixed:12", "threshold:0", "threshold:.5", "threshold:1.0"])

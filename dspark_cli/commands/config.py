@@ -11,7 +11,7 @@ import typer
 from dspark_cli.commands.shared_options import config_file
 from dspark_cli.console import Console
 from dspark_cli.errors import UsageError, nearest
-from dspark_cli.settings import DEFAULTS, SPECS, Merged, Value, flag, merge, variable
+from dspark_cli.settings import DEFAULTS, SPECS, Merged, Value, flag, merge, unknown_variables, variable
 
 ACTIONS = ("show", "path", "example")
 
@@ -42,6 +42,8 @@ def config(
     elif action == "example":
         console.record(example_file().rstrip("\n"))
     else:
+        for sentence in unknown_variables(os.environ):
+            console.say(sentence)
         console.record(settings_table(merge({}, os.environ, config_file())))
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from dspark_cli.catalog import lookup
 from dspark_cli.commands.config import example_file
 from dspark_cli.commands.verb_table import VERBS, program
 
@@ -31,7 +32,20 @@ def cli_page() -> str:
             verb_command: Any = command.get_command(context, verb.name)
             with verb_command.make_context(verb.name, [], parent=context, resilient_parsing=True) as verb_context:
                 lines += _section(f"dspark {verb.name}", verb_context)
-    return "\n".join(lines) + "\n"
+    return "\n".join([*lines, *_names()]) + "\n"
+
+
+def _names() -> list[str]:
+    """The names that --model and --drafter know."""
+    known = lookup.catalog()
+    lines = ["", "## Names", "", "What `--model` knows by name, beside folders, .gguf files and owner/repo:", ""]
+    lines += [f"- `{name}`: {entry.title}" for name, entry in known.models.items()]
+    lines += [
+        "",
+        f"What `--drafter` knows, beside folders and owner/repo, `{lookup.NGRAM}` and `{lookup.NO_DRAFTER}`:",
+        "",
+    ]
+    return lines + [f"- `{name}`: {entry.title}" for name, entry in known.drafters.items()]
 
 
 def _section(title: str, context: Any) -> list[str]:

@@ -48,6 +48,8 @@ def open_engine(settings: Settings, console: Console) -> tuple[Engine, lookup.Pa
     interruption.check()
     if settings.schedule is not None:
         parse_schedule(settings.schedule, has_confidence=engine.has_confidence if pair.drafter is not None else None)
+    if pair.drafter is None and settings.schedule not in (None, "off"):
+        console.say(f"note: --schedule {settings.schedule} does nothing without a drafter")
     if settings.think and not engine.supports_thinking:
         raise UsageError(f"{pair.model_name} is no thinking model", "leave --think out")
     return engine, pair

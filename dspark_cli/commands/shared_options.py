@@ -15,7 +15,7 @@ import typer
 
 from dspark_cli import paths
 from dspark_cli.catalog import lookup
-from dspark_cli.settings import DEFAULTS, SPECS, Settings, Value, check, flag, merge, parse
+from dspark_cli.settings import DEFAULTS, SPECS, Settings, Value, check, flag, merge, parse, unknown_variables
 
 if TYPE_CHECKING:
     from dspark_cli.engine.contracts import Sampling
@@ -48,7 +48,10 @@ def with_settings(*names: str) -> Callable[[Verb], Verb]:
         def called(context: typer.Context, **given: Any) -> None:
             flags = {name: _flag_value(name, given.pop(name)) for name in names}
             given.pop("debug")
-            verb(**given, merged=merge(flags, os.environ, config_file()), console=context.obj)
+            merged = merge(flags, os.environ, config_file())
+            for sentence in unknown_variables(os.environ):
+                context.obj.say(sentence)
+            verb(**given, merged=merged, console=context.obj)
 
         parameters = [_CONTEXT, *own, *(_parameter(name) for name in names), _debug_parameter()]
         called.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
