@@ -169,7 +169,7 @@ def events_of(engine: Engine, prompt: Prompt, settings: ReplySettings) -> Iterat
 def ending_in_words(reply: Reply, limit: int) -> str:
     """What to say about a reply that did not end by itself; empty where it did. ``limit`` is that of new tokens."""
     return {
-        "length": f"(cut off after {limit} tokens; --max-new-tokens allows more)",
+        "length": f"(cut off after {limit} token{'s' * (limit != 1)}; --max-new-tokens allows more)",
         "context": "(cut off: the context is full)",
         "cancelled": "(stopped)",
     }.get(reply.ended, "")

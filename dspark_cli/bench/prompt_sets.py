@@ -43,8 +43,11 @@ def prompts_from_file(path: Path) -> tuple[BenchPrompt, ...]:
     """
     try:
         text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"--prompts {path} cannot be read ({error})", "give a JSONL file in UTF-8") from error
+    except OSError as error:
+        way_out = "give a JSONL file" if path.is_dir() else "check the path"
+        raise UsageError(f"--prompts {path} cannot be read ({error.strerror})", way_out) from error
+    except UnicodeDecodeError as error:
+        raise UsageError(f"--prompts {path} is not UTF-8 text", "convert it first, for example with iconv") from error
     prompts = _parse(text, str(path), path.stem)
     if not prompts:
         raise UsageError(f"--prompts {path} holds no prompt", 'write a line such as {"text": "Hello"}')

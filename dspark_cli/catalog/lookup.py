@@ -181,6 +181,11 @@ def _missing_path(path: Path, flag: str) -> CheckpointError:
             f"the folder {path} holds no config.json and no .gguf file",
             f"give {flag} the folder of a Hugging Face checkpoint or a .gguf file",
         )
+    if path.exists():
+        return CheckpointError(
+            f"{flag} {path} is neither a folder nor a file with contents to read",
+            f"give {flag} the folder of a Hugging Face checkpoint or a .gguf file",
+        )
     try:
         beside = [item.name for item in path.parent.iterdir()]
     except OSError:

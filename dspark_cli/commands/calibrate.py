@@ -99,7 +99,7 @@ def _plan(rounds: int, tokens: int, temperature: float, seed: int) -> Calibratio
     from dspark_cli.training.calibrate import FEWEST_ROUNDS, CalibrationPlan
 
     if rounds < FEWEST_ROUNDS:
-        raise UsageError(f"--rounds {rounds} are too few to calibrate with", f"give {FEWEST_ROUNDS} or more")
+        raise UsageError(f"--rounds {rounds} is too few to calibrate with", f"give {FEWEST_ROUNDS} or more")
     if tokens < 2:
         raise UsageError(f"--tokens {tokens} leaves no round", "give 2 or more")
     if not 0 < temperature < math.inf:
@@ -169,14 +169,18 @@ def table(report: LawReport) -> str:
     widths = [max(len(row[i]) for row in (heads, *rows)) for i in range(len(heads))]
     return "\n".join(
         [
-            f"{law}: {report.checked.rounds} rounds of {report.check_prompts} prompts that the fit did not see "
-            f"({report.fit_rounds} rounds of {report.fit_prompts} prompts)",
+            f"{law}: {report.checked.rounds} rounds of {_prompts(report.check_prompts)} that the fit did not see "
+            f"({report.fit_rounds} rounds of {_prompts(report.fit_prompts)})",
             "",
             *("  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in (heads, *rows)),
             "",
             "",
         ]
     )
+
+
+def _prompts(number: int) -> str:
+    return f"{number} prompt{'s' * (number != 1)}"
 
 
 def _figure(value: float | None) -> str:

@@ -53,7 +53,7 @@ def evaluate(
             sampling=Sampling(temperature=settings.temperature or 0.0, seed=settings.seed or 0),
             tokens=tokens,
             schedule=settings.schedule,
-            passed=lambda count: console.passing(f"{count} of {len(chosen)} prompts"),
+            passed=lambda count: console.passing(f"{count} of {len(chosen)} prompt{'s' * (len(chosen) != 1)}"),
         )
     console.fresh_line()
     if json:
@@ -71,7 +71,8 @@ def table(result: Evaluation) -> str:
     rows.append(["all", *_cells(result.whole, positions)])
     widths = [max(len(row[i]) for row in (heads, *rows)) for i in range(len(heads))]
     lines = [
-        f"{result.drafter} ({result.kind}), block size {result.block_size}, {law}, {result.prompts} prompts",
+        f"{result.drafter} ({result.kind}), block size {result.block_size}, {law}, "
+        f"{result.prompts} prompt{'s' * (result.prompts != 1)}",
         "",
         *("  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in (heads, *rows)),
         "",

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 from typer.core import TyperCommand
 
+from dspark_cli.commands.parser_errors import ParserError, plainly
+
 if TYPE_CHECKING:
     _Base = TyperCommand
 else:
@@ -16,6 +18,13 @@ _OWN_HEADING = "Options"
 
 class HelpPage(_Base):
     """Help of a click command, free of what the typer release at hand makes of it."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        given = list(args)
+        try:
+            return super().parse_args(ctx, args)
+        except ParserError as error:
+            raise plainly(error, ctx.command_path, given) from error
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         self.format_usage(ctx, formatter)

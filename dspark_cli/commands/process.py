@@ -16,13 +16,10 @@ from dspark_cli.errors import (
     EXIT_BROKEN_PIPE,
     EXIT_ERROR,
     EXIT_INTERRUPTED,
-    EXIT_USAGE,
     DsparkError,
 )
 
 _COMPLETION_VARIABLE = "_DSPARK_COMPLETE"
-# What the argument parser raises is not exported by typer; its ancestor is.
-_ParserUsageError: type[Exception] = typer.BadParameter.__mro__[1]
 
 
 # How often a thread of the GNU OpenMP looks for work before it sleeps. Its default of 300,000 makes a step on two
@@ -93,11 +90,6 @@ _OUT_OF_MEMORY = re.compile(r"can(no|')t allocate memory|out of memory", re.IGNO
 def _explained(error: Exception, debug: bool) -> tuple[str, int]:
     if isinstance(error, DsparkError):
         return str(error), error.exit_code
-    if isinstance(error, _ParserUsageError):
-        context = getattr(error, "ctx", None)
-        sentence = str(getattr(error, "format_message", lambda: error)()).strip().rstrip(".")
-        path = context.command_path if context else "dspark"
-        return f"{sentence}: {path} --help shows the options", EXIT_USAGE
     if isinstance(error, MemoryError) or _OUT_OF_MEMORY.search(str(error)):
         return "the memory of this machine is not enough: use a smaller model or a smaller --context-length", EXIT_ERROR
     way_out = "" if debug else ": this should not happen, and --debug shows where it did"

@@ -43,7 +43,7 @@ def read_all() -> str:
     """Standard input to its end, as it is.
 
     Raises:
-        DsparkError: it is closed, cannot be read, or is not UTF-8.
+        DsparkError: it is closed, cannot be read, or is not text in UTF-8.
     """
     if sys.stdin is None:
         raise DsparkError("standard input is closed", "pipe the prompt in or give it as an argument of dspark run")
@@ -52,12 +52,18 @@ def read_all() -> str:
     except OSError as error:
         raise DsparkError(f"cannot read standard input ({error.strerror})", "pipe the prompt in") from error
     try:
-        return content.decode("utf-8")
+        text = content.decode("utf-8")
     except UnicodeDecodeError as error:
         raise DsparkError(
             f"standard input is not UTF-8 text (byte 0x{content[error.start]:02x} at offset {error.start})",
             "convert it first, for example with iconv",
         ) from error
+    if "\0" in text:
+        raise DsparkError(
+            f"standard input is not text (a NUL byte at offset {content.index(0)})",
+            "pipe text in, converted with iconv where it is UTF-16",
+        )
+    return text
 
 
 def _something_comes() -> bool:

@@ -22,8 +22,11 @@ def read_prompts(path: Path, fewest: int = 1) -> list[str]:
     """
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"--prompts {path} cannot be read ({error})", "give a text or JSONL file in UTF-8") from error
+    except OSError as error:
+        way_out = "give a text or JSONL file" if path.is_dir() else "check the path"
+        raise UsageError(f"--prompts {path} cannot be read ({error.strerror})", way_out) from error
+    except UnicodeDecodeError as error:
+        raise UsageError(f"--prompts {path} is not UTF-8 text", "convert it first, for example with iconv") from error
     numbered = [(number, line) for number, line in enumerate(lines, start=1) if line.strip()]
     if path.suffix == ".jsonl":
         found = [_prompt(line, f"line {number} of {path}") for number, line in numbered]
@@ -31,8 +34,12 @@ def read_prompts(path: Path, fewest: int = 1) -> list[str]:
         found = [line.strip() for _, line in numbered]
     prompts = list(dict.fromkeys(found))
     if len(prompts) < fewest:
-        raise UsageError(f"--prompts {path} holds {len(prompts)} different prompts", f"give at least {fewest}")
+        raise UsageError(f"--prompts {path} holds {_counted(len(prompts))}", f"give at least {fewest}")
     return prompts
+
+
+def _counted(number: int) -> str:
+    return "no prompt" if number == 0 else f"{number} different prompts" if number > 1 else "only 1 prompt"
 
 
 def _prompt(line: str, where: str) -> str:

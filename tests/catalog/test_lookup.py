@@ -158,3 +158,10 @@ def test_a_mistyped_path_is_told_with_its_neighbour(checkpoint: Path) -> None:
 def test_an_empty_folder_is_told(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"no config\.json"):
         Hub().resolve(str(tmp_path))
+
+
+@pytest.mark.parametrize("flag", ["--model", "--drafter"])
+def test_what_exists_and_is_no_file_is_not_said_to_be_missing(flag: str) -> None:
+    model, drafter = ("/dev/null", None) if flag == "--model" else (None, "/dev/null")
+    with pytest.raises(CheckpointError, match=f"{flag} /dev/null is neither a folder nor a file"):
+        resolve(model, drafter, find=lambda repo: None, fetch=lambda repo: pytest.fail("nothing to fetch"))

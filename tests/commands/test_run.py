@@ -138,7 +138,8 @@ def test_a_bug_is_one_sentence_and_a_traceback_on_demand() -> None:
 def test_a_cut_off_reply_says_so() -> None:
     done = dspark("run", "--max-new-tokens", "2", "hi")
     assert len(done.stdout) == 15
-    assert b"--max-new-tokens" in done.stderr
+    assert b"after 2 tokens; --max-new-tokens" in done.stderr
+    assert b"after 1 token;" in dspark("run", "--max-new-tokens", "1", "hi").stderr
 
 
 def test_a_warning_is_told() -> None:
@@ -175,7 +176,10 @@ def test_the_answer_is_not_changed_for_a_pipe() -> None:
         (["--kernels", "fast"], ["--kernels", "fbgemm"]),
         (["--threads", "0"], ["--threads", "from 1"]),
         (["--temprature", "1"], ["--temprature", "--temperature"]),
-        (["--seed"], ["--seed"]),
+        (["--seed"], ["--seed", "dspark run --help"]),
+        (["--nosuch"], ["there is no option --nosuch: dspark run --help"]),
+        (["--model", ""], ["--model must be a folder"]),
+        (["--context-length", "1"], ["--context-length", "2 or more"]),
     ],
 )
 def test_a_wrong_flag_is_a_usage_error_that_names_what_is_allowed(arguments: list[str], named: list[str]) -> None:
@@ -200,6 +204,21 @@ def test_undecodable_input_is_told_with_its_place(verb: str) -> None:
     assert (done.returncode, done.stdout) == (1, b"")
     assert done.stderr.count(b"\n") == 1
     assert b"0xff at offset 5" in done.stderr
+
+
+@pytest.mark.parametrize("verb", ["run", "chat"])
+def test_input_with_a_nul_byte_is_no_text(verb: str) -> None:
+    done = dspark(verb, stdin="ü\0 bad".encode())
+    assert (done.returncode, done.stdout, done.stderr.count(b"\n")) == (1, b"", 1)
+    assert b"NUL byte at offset 2" in done.stderr
+
+
+def test_a_misspelt_variable_is_told_and_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DSPARK_TEMPRATURE", "1")
+    done = dspark("run", "hi")
+    assert (done.returncode, done.stdout) == (0, answer_to("hi"))
+    assert done.stderr == b"note: DSPARK_TEMPRATURE is no setting: did you mean DSPARK_TEMPERATURE?\n"
+    assert b"DSPARK_TEMPERATURE?" in dspark("config").stderr
 
 
 def test_an_undecodable_argument_is_a_usage_error() -> None:

@@ -47,6 +47,11 @@ def test_help_of_a_verb_has_examples_and_headings(verb: str) -> None:
         (["chat", "word"], "word"),
         (["config", "shwo"], "use show"),
         (["chat", "--think=maybe"], "--think"),
+        (["--nosuch"], "there is no option --nosuch: dspark --help"),
+        (["calibrate", "--rounds", "x"], "--rounds must be a whole number, not 'x'"),
+        (["calibrate", "--temperature=warm"], "--temperature must be a number, not 'warm'"),
+        (["calibrate", "--rounds", "0"], "--rounds 0 is too few"),
+        (["eval", "--prompts", "/"], "--prompts / cannot be read (Is a directory)"),
     ],
 )
 def test_a_wrong_command_line_is_one_sentence_and_code_2(arguments: list[str], named: str) -> None:
