@@ -54,7 +54,7 @@ def test_own_prompts(tmp_path: Path) -> None:
         (b'["a"]\n', "line 1 of .* has no text"),
         (b'{"text": " "}\n', "line 1 of .* has no text"),
         (b'{"text": "a", "id": 7}\n{"text": "b", "id": "7"}\n', "the id '7' twice"),
-        (b'{"text": "\xff"}\n', "cannot be read"),
+        (b'{"text": "\xff"}\n', "is not UTF-8 text"),
     ],
 )
 def test_a_bad_file_is_refused(tmp_path: Path, content: bytes, complaint: str) -> None:
