@@ -16,6 +16,7 @@ from dspark_cli.errors import (
     EXIT_BROKEN_PIPE,
     EXIT_ERROR,
     EXIT_INTERRUPTED,
+    EXIT_TERMINATED,
     DsparkError,
 )
 
@@ -63,10 +64,10 @@ def guarded(work: Callable[[], int], console: Console, *, debug: bool) -> int:
     try:
         return work() or interruption.exit_code()
     except interruption.Terminated:
-        return interruption.exit_code()
+        return EXIT_TERMINATED
     except KeyboardInterrupt:
         console.fresh_line()
-        return interruption.exit_code() or EXIT_INTERRUPTED
+        return EXIT_INTERRUPTED
     except BrokenPipeError:
         return EXIT_BROKEN_PIPE
     except SystemExit as stop:
