@@ -57,7 +57,8 @@ def test_commands_flags_and_variables_exist(page: str) -> None:
     flags = set(
         re.findall(r"(?<!\S)--[a-z][a-z-]+", "\n".join(re.findall(r"^(?:.*dspark )?--?.*$", lines, re.MULTILINE)))
     )
-    assert flags <= own | {flag(name) for name in SPECS}
+    switched_off = {f"--no-{flag(name)[2:]}" for name, spec in SPECS.items() if spec.kind == "switch"}
+    assert flags <= own | switched_off | {flag(name) for name in SPECS}
 
 
 def test_the_readme_tells_every_exit_code() -> None:

@@ -101,7 +101,7 @@ def test_interrupted_it_prints_what_it_has_and_exits_130(
     [
         (("--peers", "vllm"), "--peers 'vllm' names no known peer"),
         (("--tokens", "1"), "--tokens 1 leaves nothing to time"),
-        (("--tokens", "many"), "valid integer"),
+        (("--tokens", "many"), "whole number"),
         (("--prompts", "/nowhere.jsonl"), "--prompts /nowhere.jsonl cannot be read"),
         (("--output", "bench.html"), "is not a .json file"),
         (("--output", "/nowhere/bench.json"), "a folder that does not exist"),
