@@ -209,7 +209,6 @@ def test_prompts_are_shared_out_evenly_and_made_once() -> None:
 
 
 def test_the_diagram_is_a_picture(reports: list[LawReport], tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
     check_plot(tmp_path / "r.png")
     draw(reports, "tiny", tmp_path / "r.png")
     content = (tmp_path / "r.png").read_bytes()
